@@ -1,0 +1,1 @@
+"""Tensors and ranks only; nothing here knows about modules or models."""

@@ -1,0 +1,47 @@
+"""Small agreements between ranks on the host: sums of a few numbers, without touching a device.
+
+The default process group must have a CPU backend (`cpu:gloo,cuda:nccl` on GPUs).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PendingSum:
+    """A sum under way; `wait` once, on every rank."""
+
+    values: Tensor
+    work: Any
+
+    def wait(self) -> list[float]:
+        """The sums over all ranks, once every rank has started its part."""
+        if self.work is not None:
+            self.work.wait()
+        return [float(value) for value in self.values.tolist()]
+
+
+def start_sum(values: Sequence[float]) -> PendingSum:
+    """Begin summing `values` over all ranks, element by element, in fp64; every rank calls it."""
+    tensor = torch.tensor(list(values), dtype=torch.float64)
+    work = dist.all_reduce(tensor, async_op=True) if dist.is_initialized() else None
+    return PendingSum(tensor, work)
+
+
+def all_sum(values: Sequence[float]) -> list[float]:
+    """`values` summed over all ranks."""
+    return start_sum(values).wait()
+
+
+def broadcast(value: Any) -> Any:
+    """Rank 0's `value` (anything that pickles) on every rank."""
+    if not dist.is_initialized():
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    return box[0]

@@ -1,0 +1,1 @@
+"""The Hydra configuration groups, shipped inside the wheel (`pkg://configs`)."""

@@ -1,0 +1,1 @@
+"""Plain modules that run on one process; nothing here knows about ranks."""

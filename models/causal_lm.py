@@ -1,0 +1,188 @@
+"""Any causal language model of transformers, built on the meta device.
+
+A model is described by a few sizes (`model.num_layers=4`), or by a folder with a `config.json`
+(`model.path`), or by both: sizes given on the command line win over the folder's. Any other field
+of the transformers configuration goes into `model.config`.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from configs.values import at_least, one_of
+from models import attention
+
+ATTENTION = ("auto", "packed", "sdpa", "eager")
+
+
+@dataclass(kw_only=True)
+class CausalLMConfig:
+    """The `model` node. Empty fields are left to the folder or to transformers' defaults."""
+
+    type: str = "llama"
+    """transformers model type when `path` is not given: llama, qwen3, mistral, gemma3_text ..."""
+    path: str | None = None
+    """Local folder (or hub name, where there is a network) whose config.json describes the model."""
+    load_weights: bool = False
+    """Start from the safetensors in `path` instead of from random weights."""
+    trust_remote_code: bool = False
+    """Allow Python code that comes with `path` to run. Off unless you have read that code."""
+    num_layers: int | None = None
+    hidden_size: int | None = None
+    intermediate_size: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    vocab_size: int | None = None
+    """Rows of the embedding; empty: what the tokenizer needs."""
+    max_positions: int | None = None
+    rope_theta: float | None = None
+    tie_embeddings: bool | None = None
+    attention: str = "auto"
+    """packed: flash attention over document boundaries; sdpa, eager: transformers' own; auto: packed
+    unless the architecture has sliding windows or soft-capping, then sdpa."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Any other field of the transformers configuration: +model.config.initializer_range=0.01."""
+
+    def __post_init__(self) -> None:
+        one_of("model.attention", self.attention, ATTENTION)
+        for name in SIZES:
+            value = getattr(self, name)
+            if value is not None:
+                at_least(f"model.{name}", value, 1)
+        if self.load_weights and self.path is None:
+            raise ValueError("model.load_weights=true needs a folder: set model.path")
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        if heads and kv_heads and heads % kv_heads:
+            raise ValueError(
+                f"model.num_kv_heads={kv_heads} does not divide model.num_heads={heads}: "
+                "set model.num_kv_heads to a divisor"
+            )
+
+
+SIZES = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab_size": "vocab_size",
+    "max_positions": "max_position_embeddings",
+}
+"""Our names for the sizes, and transformers' names for the same."""
+
+
+def transformers_config(config: CausalLMConfig, vocab_size: int) -> Any:
+    """The transformers configuration that `config` describes; `vocab_size` is the tokenizer's.
+
+    Raises `ValueError` for an unknown model type or a folder without a config.json.
+    """
+    from transformers import AutoConfig
+
+    fields: dict[str, Any] = {
+        theirs: getattr(config, ours)
+        for ours, theirs in SIZES.items()
+        if getattr(config, ours) is not None
+    }
+    if config.tie_embeddings is not None:
+        fields["tie_word_embeddings"] = config.tie_embeddings
+    if config.rope_theta is not None:
+        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    fields |= config.config
+    if config.path is not None:
+        if Path(config.path).is_dir() and not (Path(config.path) / "config.json").is_file():
+            raise ValueError(f"model.path={config.path} holds no config.json: set model.path")
+        try:
+            return AutoConfig.from_pretrained(
+                config.path, trust_remote_code=config.trust_remote_code, **fields
+            )
+        except OSError as error:
+            raise ValueError(
+                f"model.path={config.path} is neither a folder nor a model that can be reached "
+                f"from here ({str(error).splitlines()[0]}): set model.path to a local folder"
+            ) from error
+    fields.setdefault("vocab_size", vocab_size)
+    try:
+        return AutoConfig.for_model(config.type, **fields)
+    except ValueError as error:
+        known = sorted(AutoConfig._model_mapping) if hasattr(AutoConfig, "_model_mapping") else []
+        if known:
+            one_of("model.type", config.type, known)
+        raise ValueError(f"model.type={config.type}: {error}") from error
+
+
+def uses_packed_attention(config: CausalLMConfig, hf_config: Any) -> bool:
+    """Whether attention goes through `models.attention` rather than through transformers' own."""
+    if config.attention != "auto":
+        return config.attention == "packed"
+    text = hf_config.get_text_config()
+    window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    return not window and getattr(text, "attn_logit_softcapping", None) is None
+
+
+def build_causal_lm(config: CausalLMConfig, hf_config: Any) -> nn.Module:
+    """The model on the meta device, in fp32 and in training mode."""
+    from transformers import AutoModelForCausalLM
+
+    own = {"auto": "sdpa"}.get(config.attention, config.attention)
+    packed = uses_packed_attention(config, hf_config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            hf_config,
+            dtype=torch.float32,
+            attn_implementation=attention.NAME if packed else own,
+            trust_remote_code=config.trust_remote_code,
+        )
+    model.config.use_cache = False
+    return model.train()
+
+
+def init_weights(model: nn.Module, module: nn.Module) -> None:
+    """Initialise the direct parameters of one `module` of `model` by the architecture's own rule."""
+    owner = model
+    for child in model.modules():  # the innermost sub-model that has rules of its own
+        if hasattr(child, "_init_weights") and any(m is module for m in child.modules()):
+            owner = child
+    owner._init_weights(module)  # type: ignore[operator]
+
+
+def matmul_parameters(model: nn.Module) -> int:
+    """Parameters that take part in a matrix product for every token.
+
+    The input embedding is a look-up and does not count; tied, it counts once, as the output layer.
+    Mixture-of-experts layers count the experts that a token visits.
+    """
+    config: Any = model.config
+    experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    visited = getattr(config, "num_experts_per_tok", None)
+    embedding = model.get_input_embeddings().weight  # type: ignore[operator]
+    output = model.get_output_embeddings()  # type: ignore[operator]
+    tied = output is not None and output.weight is embedding
+    total = 0.0
+    for name, parameter in model.named_parameters():
+        if parameter is embedding and not tied:
+            continue
+        share = visited / experts if experts and visited and ".experts." in name else 1.0
+        total += parameter.numel() * share
+    return int(total)
+
+
+def attention_width(model: nn.Module) -> int:
+    """Layers x query heads x head dimension: what a query-key pair costs, in multiply-adds, once."""
+    config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(config.num_hidden_layers * config.num_attention_heads * head_dim)
+
+
+def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy in fp32, summed over the labels that are not -100.
+
+    `logits` is (..., V), `labels` (...). All labels ignored gives 0, with a gradient of 0.
+    """
+    return nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="sum"
+    )

@@ -1,0 +1,1 @@
+"""What modules need to run on many ranks: the mesh, FSDP2, sharded weights, clipping."""

@@ -1,0 +1,49 @@
+"""A plain model becomes a sharded one: FSDP2 per block, mixed precision, recomputation."""
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from parallel.blocks import find_blocks, large_leaves
+from parallel.mesh import ParallelConfig, fsdp_mesh
+from parallel.recompute import compile_block, recompute
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> FSDPModule:
+    """Shard `model` (on meta or on a device) over `mesh`, in place, and return it.
+
+    Every block is one FSDP2 group; so is every large module outside them, which stays gathered
+    until the backward pass is over (it is used last, or needed at once); the root holds the rest.
+    """
+    blocks = find_blocks(model)
+    for _, block in blocks:
+        recompute(block, config.activation_checkpointing)
+        if config.compile:
+            compile_block(block)
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if config.param_dtype == "float32" else getattr(torch, config.param_dtype),
+        reduce_dtype=getattr(torch, config.reduce_dtype),
+    )
+    sub_mesh = fsdp_mesh(mesh)
+    for _, leaf in large_leaves(model, blocks):
+        fully_shard(leaf, mesh=sub_mesh, mp_policy=policy, reshard_after_forward=False)
+    for _, block in blocks:
+        fully_shard(
+            block,
+            mesh=sub_mesh,
+            mp_policy=policy,
+            reshard_after_forward=config.reshard_after_forward,
+        )
+    sharded = fully_shard(model, mesh=sub_mesh, mp_policy=policy)
+    assert isinstance(sharded, FSDPModule)
+    return sharded
+
+
+def set_last_micro_batch(model: FSDPModule, last: bool, every: bool) -> None:
+    """Before a backward pass: reduce gradients now, or keep adding them up on this rank.
+
+    `every` reduces after each micro-batch, into gradients that are already sharded.
+    """
+    model.set_is_last_backward(last)
+    model.set_requires_gradient_sync(last or every)

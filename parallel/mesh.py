@@ -1,0 +1,112 @@
+"""How the ranks are arranged: one named axis for each kind of parallelism in use.
+
+    replicate x shard x sequence x expert = world size
+
+Ranks that are neighbours in the last axis are neighbours on a node, so the axes that talk most
+come last. `shard` always exists; the others only where their size is above 1.
+"""
+
+from dataclasses import dataclass, field
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from configs.values import at_least, one_of
+
+AXES = ("replicate", "shard", "sequence", "expert")
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(kw_only=True)
+class SequenceConfig:
+    """Sequence parallelism: one sample on several ranks."""
+
+    size: int = 1
+    """Ranks that share a sample."""
+
+
+@dataclass(kw_only=True)
+class ParallelConfig:
+    """The `parallel` node."""
+
+    replicate: int = 1
+    """Copies of the model (HSDP): gradients are averaged over them."""
+    shard: int | None = None
+    """Ranks that share one copy of the weights; null: all that the other axes leave."""
+    sequence: SequenceConfig = field(default_factory=SequenceConfig)
+    expert: int = 1
+    """Ranks that share the experts of a mixture-of-experts layer."""
+    node_size: int | None = None
+    """Ranks of a node; null: the launcher's. A smaller number makes virtual nodes."""
+    param_dtype: str = "float32"
+    """Type that layers are gathered and computed in; the optimizer always keeps fp32."""
+    reduce_dtype: str = "float32"
+    """Type that gradients are summed in."""
+    reshard_after_forward: bool = True
+    """Give gathered layers back after the forward pass and gather them again in the backward."""
+    reduce_every_micro_batch: bool = False
+    """Accumulate sharded gradients (less memory, more traffic) instead of whole ones."""
+    activation_checkpointing: str = "none"
+    """none; block: keep each block's input only; selective: keep matrix products and attention."""
+    compile: bool = False
+    """torch.compile every block."""
+
+    def __post_init__(self) -> None:
+        for name in ("replicate", "expert"):
+            at_least(f"parallel.{name}", getattr(self, name), 1)
+        for name in ("shard", "node_size"):
+            if getattr(self, name) is not None:
+                at_least(f"parallel.{name}", getattr(self, name), 1)
+        at_least("parallel.sequence.size", self.sequence.size, 1)
+        one_of("parallel.param_dtype", self.param_dtype, DTYPES)
+        one_of("parallel.reduce_dtype", self.reduce_dtype, DTYPES)
+        one_of(
+            "parallel.activation_checkpointing",
+            self.activation_checkpointing,
+            ("none", "block", "selective"),
+        )
+
+
+def mesh_shape(config: ParallelConfig, world_size: int) -> dict[str, int]:
+    """Sizes of the axes in use, outermost first; pure arithmetic, no process group.
+
+    Raises `ValueError` if they cannot make up `world_size`.
+    """
+    sizes = {
+        "replicate": config.replicate,
+        "shard": config.shard,
+        "sequence": config.sequence.size,
+        "expert": config.expert,
+    }
+    others = config.replicate * config.sequence.size * config.expert
+    shape = " x ".join(f"parallel.{axis}={size}" for axis, size in sizes.items() if size != 1)
+    if config.shard is None:
+        if world_size % others:
+            raise ValueError(
+                f"{world_size} ranks cannot be split by {shape.replace('=None', '')}: set them to "
+                f"divisors of {world_size}, or launch.nproc to a multiple of {others}"
+            )
+        sizes["shard"] = world_size // others
+    elif config.shard * others != world_size:
+        raise ValueError(
+            f"{shape or 'parallel.shard=1'} needs {config.shard * others} ranks, but there are "
+            f"{world_size}: set parallel.shard={max(world_size // others, 1)}, or null for the rest"
+        )
+    return {axis: n for axis, n in sizes.items() if n is not None and (n > 1 or axis == "shard")}
+
+
+def data_parallel_size(shape: dict[str, int]) -> int:
+    """Ranks that see different samples."""
+    return shape.get("replicate", 1) * shape["shard"]
+
+
+def build_mesh(shape: dict[str, int], device_type: str) -> DeviceMesh:
+    """The device mesh of `shape`; needs the default process group."""
+    return init_device_mesh(
+        device_type, tuple(shape.values()), mesh_dim_names=tuple(shape.keys())
+    )
+
+
+def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The part of the mesh that FSDP2 shards over: `shard`, with `replicate` before it for HSDP."""
+    names = mesh.mesh_dim_names or ()
+    return mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]

@@ -1,0 +1,37 @@
+"""The only place that calls private functions of torch, with the check that they are still there.
+
+`tests/parallel/test_torch_private.py` fails loudly when a new torch changes one of them.
+"""
+
+import inspect
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+OLDEST = (2, 11)
+TESTED = ("2.11", "2.13")
+"""Oldest and newest torch that the tests have run on."""
+
+
+def check_private_apis() -> None:
+    """Raise `RuntimeError` if torch is too old, or a private function is not as it was tested."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST:
+        raise RuntimeError(f"torch {torch.__version__} is too old: install torch>=2.11")
+    names = list(inspect.signature(compute_local_shape_and_global_offset).parameters)
+    if names[:3] != ["global_shape", "mesh", "placements"]:
+        raise RuntimeError(
+            f"torch changed compute_local_shape_and_global_offset to {names}: springtide supports "
+            f"torch {TESTED[0]} to {TESTED[1]}"
+        )
+
+
+def local_slices(tensor: Tensor) -> tuple[slice, ...]:
+    """Which part of the whole tensor this rank holds: one slice per dimension, maybe empty."""
+    if not isinstance(tensor, DTensor):
+        return tuple(slice(0, size) for size in tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    return tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))

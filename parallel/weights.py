@@ -1,0 +1,136 @@
+"""First weights of a sharded model: from the architecture's rule, or from safetensors files.
+
+Neither ever holds the whole model on a rank. Initialisation holds one module at a time, with a
+random state that depends on the seed and the module's name only; loading reads just the rows that
+the rank keeps. So both give the same weights on any number of ranks.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from parallel.torch_private import local_slices
+
+
+def materialize(
+    model: nn.Module, device: torch.device, init: Callable[[nn.Module], None], seed: int
+) -> None:
+    """Give a model on the meta device its storage and its initial weights.
+
+    `init` initialises the direct parameters and buffers of the module it gets, which are whole and
+    on `device` while it runs. Shared parameters are initialised by the first module that has them.
+    """
+    model.to_empty(device=device)
+    done: set[int] = set()
+    for name, module in model.named_modules():
+        direct = dict(module.named_parameters(recurse=False))
+        has_buffers = any(True for _ in module.buffers(recurse=False))
+        if not has_buffers and all(id(p) in done for p in direct.values()):
+            continue
+        _init_module(name, module, direct, done, device, init, seed)
+        done.update(id(p) for p in direct.values())
+
+
+@torch.no_grad()
+def _init_module(
+    name: str,
+    module: nn.Module,
+    direct: dict[str, nn.Parameter],
+    done: set[int],
+    device: torch.device,
+    init: Callable[[nn.Module], None],
+    seed: int,
+) -> None:
+    """Swap whole parameters in, initialise them, and keep this rank's part of each."""
+    for key, parameter in direct.items():
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        module._parameters[key] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
+    devices = [device] if device.type != "cpu" else []
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        torch.manual_seed(_seed(seed, name))
+        init(module)
+    for key, parameter in direct.items():
+        whole = module._parameters[key]  # type: ignore[assignment]
+        module._parameters[key] = parameter
+        if id(parameter) not in done:
+            _local(parameter).copy_(whole[local_slices(parameter)])
+
+
+def _seed(seed: int, name: str) -> int:
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter.data
+
+
+@torch.no_grad()
+def load_safetensors(model: nn.Module, folder: Path, names: Callable[[str], Iterable[str]]) -> None:
+    """Read this rank's part of every parameter and persistent buffer from `folder`.
+
+    `names` gives the names under which a tensor of the model may be stored, most likely first.
+    Raises `ValueError` that lists what is missing or has another shape.
+    """
+    files = safetensors_index(folder)
+    open_files: dict[str, Any] = {}
+    loaded: set[int] = set()
+    targets = _targets(model)
+    for name, target in targets.items():
+        stored = next((n for n in names(name) if n in files), None)
+        if stored is None:
+            continue
+        file = files[stored]
+        if file not in open_files:
+            open_files[file] = safe_open(folder / file, framework="pt")
+        view = open_files[file].get_slice(stored)
+        shape = tuple(view.get_shape())
+        if shape != tuple(target.shape):
+            raise ValueError(
+                f"{folder / file}: {stored} has shape {shape}, the model's {name} "
+                f"{tuple(target.shape)}: set the sizes under model.* to the folder's, or unset them"
+            )
+        local = _local(target)
+        if local.numel():
+            local.copy_(view[local_slices(target)])
+        loaded.add(id(target))
+    # A tied output layer is often stored once, under the embedding's name only.
+    absent = [name for name, target in targets.items() if id(target) not in loaded]
+    if absent:
+        shown = ", ".join(absent[:3]) + (" ..." if len(absent) > 3 else "")
+        raise ValueError(
+            f"{folder} lacks {len(absent)} of the model's tensors ({shown}): set model.path to a "
+            "folder of this architecture"
+        )
+
+
+def _targets(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers by name; a shared parameter under each of its names."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    saved = model.state_dict().keys()
+    buffers = {name: b for name, b in model.named_buffers() if name in saved}
+    return {**named, **buffers}
+
+
+def safetensors_index(folder: Path) -> dict[str, str]:
+    """Which file of `folder` holds each tensor. Raises `ValueError` if there is none."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return dict(json.loads(index.read_text())["weight_map"])
+    found: dict[str, str] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            found.update((name, file.name) for name in tensors.keys())  # noqa: SIM118
+    if not found:
+        raise ValueError(
+            f"{folder} holds no .safetensors file: set model.path to a folder with weights, or "
+            "model.load_weights=false"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Joins everything: entry point, configuration, launch, loop, checkpoints, watching."""

@@ -1,0 +1,21 @@
+"""`python -m trainer [+recipe=NAME] [key=value ...]`, also installed as `springtide`."""
+
+import os
+import sys
+
+from trainer import stop
+
+
+def main() -> None:
+    """Compose the configuration, start the ranks, exit with the documented code."""
+    stop.install()  # before anything that takes time: a signal counts from the first moment
+    from trainer.cli import run
+
+    code = run(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of libraries must not keep a finished run alive
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The command line: one composed configuration (or a sweep of them) becomes one run (or several)."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from recipes.task import DataError
+from trainer import rundir, stop, worker
+from trainer.compose import run_jobs
+from trainer.config import Config, build_config
+from trainer.errors import CONFIG, DATA, DONE, STOPPED, ConfigError, RunError
+from trainer.launch import Invocation, decide, slurm_environment, start_ranks
+from trainer.plan import make_plan
+from trainer.run import check_task, make_task
+from trainer.watch.header import header_lines, print_header
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do what `arguments` ask for; returns the exit code."""
+    try:
+        return run_jobs(arguments, run_job)
+    except ConfigError as error:
+        if _is_first_rank():
+            print(f"error: {error}", file=sys.stderr)
+        return CONFIG
+
+
+def run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
+    """One run, from a composed configuration to an exit code."""
+    try:
+        return _run_job(plain, overrides, sweep)
+    except RunError as error:
+        code, text = error.code, str(error)
+    except DataError as error:
+        code, text = DATA, str(error)
+    finally:
+        rundir.unlock()
+    if _is_first_rank():
+        print(f"error: {text}", file=sys.stderr)
+    return code
+
+
+def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
+    config = build_config(plain)
+    gpus = torch.cuda.device_count()
+    place = decide(config.launch, config.parallel, os.environ, gpus)
+    payload = {"config": plain, "kind": place.kind, "overrides": overrides}
+    if place.kind == "slurm":
+        os.environ |= slurm_environment(os.environ)
+    if place.kind != "local":
+        return worker.run(payload)
+    task = make_task(config)
+    plan = make_plan(config, place.world_size, None, task.axes)
+    if config.trainer.dry_run:
+        check_task(task)
+        device = torch.cuda.get_device_name(0) if gpus else "CPU"
+        lines = header_lines(
+            config,
+            Invocation("dry run", overrides),
+            plan,
+            task.describe(),
+            device=device,
+            run_dir=None,
+        )
+        print_header(Console(), lines)
+        return DONE
+    run_dir = _prepare(config)
+    plain["run"]["dir"] = str(run_dir)
+    check_task(task)
+    if stop.requested():
+        print("stopped before the first step; nothing to save: start again with the same command")
+        return STOPPED
+    if place.world_size == 1 and not sweep:
+        return worker.run(payload)
+    return start_ranks(payload, place.world_size, run_dir)
+
+
+def _prepare(config: Config) -> Path:
+    """Make and lock the run folder, and have signals leave their note in it."""
+    run_dir = rundir.new_run_dir(config.run, config.recipe)
+    rundir.lock(run_dir)
+    note = run_dir / "stop"
+    note.unlink(missing_ok=True)
+
+    def ask_to_stop() -> None:
+        note.touch()
+        os.write(2, b"\nstopping after this step; once more stops at once\n")
+
+    stop.install(ask_to_stop)
+    return run_dir
+
+
+def _is_first_rank() -> bool:
+    """Whether this process is the one that speaks."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"

@@ -1,0 +1,229 @@
+"""From the command line to a configuration: Hydra composes, we say what is wrong with it.
+
+Hydra's own messages suggest adding unknown keys with `+`; ours name the nearest key that exists.
+"""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from trainer import plugins
+from trainer.config import known_keys, register_schema, unknown_keys
+from trainer.errors import ConfigError
+
+FLAGS = (
+    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
+    "--shell-completion", "--config-path", "--config-name", "--config-dir",
+    "--experimental-rerun", "--info",
+)  # fmt: skip
+"""The options of Hydra's command line; everything else is written key=value."""
+
+
+class InstalledConfigs(SearchPathPlugin):
+    """Adds the YAML folders that other packages offer through entry points."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append them, after our own."""
+        for package in plugins.config_packages():
+            search_path.append(provider=package, path=f"pkg://{package}")
+
+
+def run_jobs(arguments: Sequence[str], job: Callable[[dict[str, Any], list[str], bool], int]) -> int:
+    """Compose the configuration that `arguments` ask for and call `job` with it, as plain data.
+
+    `job` also gets the overrides as written and whether it is one of a sweep; it returns an exit
+    code, and so does this: the first that is not 0. Raises `ConfigError`.
+    """
+    arguments = [rewrite(argument) for argument in arguments]
+    _check_flags(arguments)
+    register_schema()
+    plugins.register()
+    Plugins.instance().register(InstalledConfigs)
+    codes: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")
+    def composed(config: DictConfig) -> None:
+        stray = [key for key in unknown_keys(config) if key != "hydra"]
+        if stray:
+            raise ConfigError(_unknown(stray[0], known_keys(config)))
+        plain = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(plain, dict)
+        hydra_config = HydraConfig.get()
+        sweep = hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN"
+        codes.append(job(plain, list(hydra_config.overrides.task), sweep))  # type: ignore[arg-type]
+
+    with _hydra_arguments(arguments):
+        try:
+            composed()
+        except ConfigError:
+            raise
+        except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
+            raise ConfigError(explain(error, arguments)) from error
+        finally:
+            with suppress(OSError):  # Hydra's record of a sweep would hold secrets in clear text
+                Path("runs/multirun.yaml").unlink()
+    return next((code for code in codes if code), 0)
+
+
+@contextmanager
+def _hydra_arguments(arguments: Sequence[str]) -> Iterator[None]:
+    """Have `hydra.main` read `arguments`, raise errors, and not print them itself."""
+    before = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = ["springtide", *arguments]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        with _without_job_errors():
+            yield
+    finally:
+        sys.argv = before[0]
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if before[1] is not None:
+            os.environ["HYDRA_FULL_ERROR"] = before[1]
+
+
+@contextmanager
+def _without_job_errors() -> Iterator[None]:
+    """Drop Hydra's line 'Error executing job with overrides', which repeats the command."""
+    original = sys.stderr
+
+    class Filter:
+        def write(self, text: str) -> int:
+            return 0 if text.startswith("Error executing job") else original.write(text)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(original, name)
+
+    sys.stderr = Filter()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stderr = original
+
+
+def rewrite(argument: str) -> str:
+    """`recipe=NAME` means `+recipe=NAME`: Hydra knows only the second."""
+    return f"+{argument}" if argument.startswith("recipe=") else argument
+
+
+def _check_flags(arguments: Sequence[str]) -> None:
+    for argument in arguments:
+        name = argument.split("=")[0]
+        if argument.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
+            key = name.lstrip("-").replace("-", "_")
+            sign = "+" if key == "recipe" else ""
+            raise ConfigError(f"unknown option {argument}: keys are written {sign}{key}=VALUE")
+
+
+def explain(error: BaseException, arguments: Sequence[str]) -> str:
+    """What a person needs to know about an error of Hydra's or OmegaConf's."""
+    if isinstance(error, OverrideParseException):
+        return (
+            f"cannot read {error.override!r}: write key=value, with quotes around a value that has "
+            "=, commas, spaces or brackets in it: 'key=\"a=b\"'"
+        )
+    if isinstance(error, MissingConfigException):
+        return _missing(error)
+    if isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException):
+        return str(error)
+    config = _compose_groups_only(arguments)
+    if config is not None:
+        known = known_keys(config)
+        for key in _given_keys(arguments):
+            if key not in known and not _inside_free_form(key, config):
+                return _unknown(key, known)
+    return _tidy(error)
+
+
+def _missing(error: MissingConfigException) -> str:
+    """An unknown group or an unknown choice in one."""
+    wanted = error.missing_cfg_file or ""
+    group, _, choice = wanted.rpartition("/")
+    if error.options and group:
+        near = difflib.get_close_matches(choice, error.options, n=1, cutoff=0.4)
+        sign = "+" if group == "recipe" else ""
+        hint = f"set {sign}{group}={near[0]}" if near else "choose one of them"
+        return f"{group}={choice} does not exist; there are {', '.join(error.options)}: {hint}"
+    return str(error).splitlines()[0]
+
+
+def _given_keys(arguments: Sequence[str]) -> list[str]:
+    """Dotted keys of the `key=value` arguments, groups and Hydra's own left out."""
+    words = [a for a in arguments if not a.startswith("-") and "=" in a]
+    keys = []
+    for override in OverridesParser.create().parse_overrides(words):
+        key = override.key_or_group
+        if not key.startswith("hydra") and ("." in key or key not in GROUPS):
+            keys.append(key)
+    return keys
+
+
+GROUPS = (
+    "recipe", "model", "data", "task", "parallel", "collectives", "optim", "checkpoint", "logging",
+    "launch", "schema",
+)  # fmt: skip
+
+
+def _compose_groups_only(arguments: Sequence[str]) -> DictConfig | None:
+    """The configuration without the values given: which keys there are. None if that fails too."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    words = [a for a in arguments if "=" in a and not a.startswith("-")]
+    groups = [w for w in words if w.lstrip("+~").split("=")[0] in GROUPS and "," not in w]
+    extra = [a.split("=", 1)[1] for a in arguments if a.startswith("--config-dir=")]
+    extra += [b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--config-dir"]
+    groups += [f"hydra.searchpath=[{','.join('file://' + str(Path(e).absolute()) for e in extra)}]"]
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_module(version_base="1.3", config_module="configs"):
+            return hydra.compose("config", overrides=groups)
+    except (HydraException, OmegaConfBaseException, ValueError):
+        return None
+
+
+def _inside_free_form(key: str, config: DictConfig) -> bool:
+    """Whether `key` lies in a dictionary that takes any key, such as `model.config`."""
+    parts = key.split(".")
+    for end in range(1, len(parts)):
+        node = OmegaConf.select(config, ".".join(parts[:end]), default=None)
+        if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict and end > 0:
+            return True
+    return False
+
+
+def _unknown(key: str, known: Sequence[str]) -> str:
+    """'There is no such key', with the nearest one that exists."""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if not near:  # perhaps only the last word is right: steps -> trainer.steps
+        last = key.rpartition(".")[2]
+        tails = {name.rpartition(".")[2]: name for name in reversed(known)}
+        near = [tails[t] for t in difflib.get_close_matches(last, list(tails), n=1, cutoff=0.7)]
+    hint = f"did you mean {near[0]}?" if near else "`python -m trainer --cfg job` prints all keys"
+    return f"there is no key {key}: {hint}"
+
+
+def _tidy(error: BaseException) -> str:
+    """Hydra's message on one line, without its advice."""
+    text = str(error)
+    if error.__cause__ is not None and str(error.__cause__) not in text:
+        text += f": {error.__cause__}"
+    lines = [line.strip() for line in text.splitlines()]
+    useless = re.compile(r"^(full_key|object_type|reference_type|To append to your|Set the env)")
+    key = next((line.removeprefix("full_key:").strip() for line in lines
+                if line.startswith("full_key:")), "")
+    message = " ".join(line for line in lines if line and not useless.match(line))
+    return f"{key}: {message}" if key and key not in message else message

@@ -1,0 +1,166 @@
+"""Batches for the loop: shuffled by the seed, split over ranks, read in the background.
+
+Sample number `n` of a run (0, 1, 2, ...) is decided by the seed alone: epoch `n // len`, and in it
+position `n % len` of that epoch's shuffle. A step takes the next `batch_size` numbers; each rank
+reads its share. So the position in the data is one number, and it means the same on any number of
+ranks and workers.
+
+    numbers of a step    0 1 2 3 4 5 6 7        batch 8, 2 ranks, micro-batch 2
+    micro-batch 0        0 1|2 3                 rank 0 | rank 1
+    micro-batch 1                4 5|6 7
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from collectives.host import all_sum
+from recipes.task import Batch, Samples, Task
+from trainer import stop
+from trainer.plan import Plan
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank needs for one optimizer step."""
+
+    micros: list[Batch]
+    """On the device."""
+    count: float
+    """Labels over all ranks and micro-batches."""
+    flops: float
+    """Floating-point operations over all ranks."""
+    samples: list[int]
+    """Which samples of the dataset this rank has."""
+    stop: bool
+    """Some rank was asked to stop: leave the loop instead."""
+
+
+def training_steps(
+    task: Task,
+    samples: Samples,
+    plan: Plan,
+    *,
+    start: int,
+    steps: int,
+    rank: int,
+    seed: int,
+    workers: int,
+    device: torch.device,
+) -> Iterator[Step]:
+    """`steps` steps from sample number `start` on, for data-parallel rank `rank`.
+
+    The ranks agree on each step's label count, and on stopping, by one small sum on the host.
+    """
+    indices = MicroBatches(len(samples), plan, start, steps, rank, seed)
+    loader = iter(_loader(task, samples, indices, workers, device))
+    for number in range(steps):
+        host_batches = [next(loader) for _ in range(plan.accumulation)]
+        counts = [float(task.count(batch)) for batch in host_batches]
+        flops = [task.flops(batch) for batch in host_batches]
+        count, total_flops, stops = all_sum([sum(counts), sum(flops), float(stop.requested())])
+        first = number * plan.accumulation
+        yield Step(
+            micros=[to_device(batch, device) for batch in host_batches],
+            count=count,
+            flops=total_flops,
+            samples=[i for m in range(plan.accumulation) for i in indices[first + m]],
+            stop=stops > 0,
+        )
+
+
+@dataclass(frozen=True)
+class MicroBatches(Sequence[list[int]]):
+    """The sample indices of each micro-batch of one rank, worked out when asked for."""
+
+    length: int
+    plan: Plan
+    start: int
+    steps: int
+    rank: int
+    seed: int
+
+    def __len__(self) -> int:
+        return self.steps * self.plan.accumulation
+
+    def __getitem__(self, micro: Any) -> list[int]:  # type: ignore[override]
+        if not 0 <= micro < len(self):
+            raise IndexError(micro)
+        size = self.plan.micro_batch_size
+        first = self.start + (micro * self.plan.data_parallel + self.rank) * size
+        return [self._index(number) for number in range(first, first + size)]
+
+    def _index(self, number: int) -> int:
+        epoch, position = divmod(number, self.length)
+        return shuffled(position, self.length, f"{self.seed}/{epoch}")
+
+
+def shuffled(position: int, length: int, key: str) -> int:
+    """Where a shuffle of `range(length)` that `key` decides has `position`.
+
+    A keyed Feistel network on the next power of four, walked until it lands below `length`
+    (Black & Rogaway 2002): a permutation without a table, whatever the length.
+    """
+    half = max((length - 1).bit_length() + 1, 2) // 2
+    mask = (1 << half) - 1
+    value = position
+    while True:
+        left, right = value >> half, value & mask
+        for turn in range(4):
+            digest = hashlib.blake2b(f"{key}/{turn}/{right}".encode(), digest_size=8).digest()
+            left, right = right, left ^ (int.from_bytes(digest, "big") & mask)
+        value = left << half | right
+        if value < length:
+            return value
+
+
+def eval_batches(
+    task: Task, samples: Samples, plan: Plan, *, limit: int | None, rank: int, workers: int,
+    device: torch.device,
+) -> Iterator[tuple[Batch, bool]]:
+    """Every sample (or the first `limit`) once over all ranks, in order.
+
+    All ranks get equally many batches. A rank that has no sample left gets one that counts for
+    nothing: the second item says whether the batch counts.
+    """
+    total = min(len(samples), limit or len(samples))
+    size, round_size = plan.eval_batch_size, plan.eval_batch_size * plan.data_parallel
+    indices = []
+    for begin in range(0, total, round_size):
+        mine = begin + rank * size
+        indices.append(list(range(mine, min(mine + size, total))))
+    loader = _loader(task, samples, [part or [0] for part in indices], workers, device)
+    for part, batch in zip(indices, loader, strict=True):
+        yield to_device(batch, device), bool(part)
+
+
+def _loader(
+    task: Task, samples: Samples, indices: Sequence[list[int]], workers: int, device: torch.device
+) -> DataLoader[Any]:
+    return DataLoader(
+        samples,  # type: ignore[arg-type]
+        batch_sampler=indices,
+        collate_fn=task.collate,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=_start_worker if workers else None,
+        # Its own generator, so that reading data leaves the training's random state alone.
+        generator=torch.Generator(),
+    )
+
+
+def _start_worker(_number: int) -> None:
+    """A signal to the process group is the rank's to answer, not its workers'."""
+    stop.ignore()
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch with its tensors on `device`."""
+    return {
+        name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }

@@ -1,0 +1,77 @@
+"""The training loop: the whole step on one screen.
+
+Nothing here knows about FSDP2, collectives or a recipe: those were joined to the model once, in
+`trainer.run`. No line waits for the device except those that report.
+"""
+
+from torch import Tensor
+
+from parallel.fsdp import set_last_micro_batch
+from parallel.norm import clip, global_norm
+from trainer.data import Step
+from trainer.errors import DONE, STOPPED
+from trainer.evaluate import evaluate
+from trainer.optim import learning_rate
+from trainer.run import Job
+
+
+def train(job: Job) -> int:
+    """Run to the last step, or until asked to stop; returns the exit code."""
+    trainer, state = job.config.trainer, job.state
+    for step in job.steps():
+        if step.stop:
+            return finish(job, STOPPED)
+        loss, norm = update(job, step)
+        state.step += 1
+        state.samples += trainer.batch_size
+        job.watch.step(state.step, step, loss, norm, job.guard)
+        last = state.step == job.plan.steps
+        if trainer.eval_every and (state.step % trainer.eval_every == 0 or last):
+            with job.watch.paused():
+                figures = evaluate(job)
+            if figures is None:
+                return finish(job, STOPPED)
+            job.watch.evaluation(state.step, figures)
+        if job.saver.due(state.step):
+            job.save()
+    return finish(job, DONE)
+
+
+def update(job: Job, step: Step) -> tuple[Tensor, Tensor]:
+    """One optimizer step; returns the mean loss over all ranks and the gradient norm.
+
+    FSDP2 averages gradients over ranks and the loss is a sum over labels, so each micro-batch's
+    loss is scaled by ranks / labels: the result is the mean over all labels of the step.
+    """
+    model, optimizer, optim = job.model, job.optimizer, job.config.optim
+    scale = job.plan.data_parallel / max(step.count, 1)
+    total = 0.0
+    for number, micro in enumerate(step.micros, start=1):
+        set_last_micro_batch(
+            model,
+            last=number == len(step.micros),
+            every=job.config.parallel.reduce_every_micro_batch,
+        )
+        loss = job.task.loss(model, micro)
+        (loss * scale).backward()
+        total = total + loss.detach()
+    grads = [p.grad for p in job.parameters if p.grad is not None]
+    norm, sums = global_norm(grads, extra=total.float().reshape(1))
+    mean_loss = sums[0] / max(step.count, 1)
+    if optim.max_norm:
+        clip(grads, norm, optim.max_norm)
+    job.guard.skip_unless_finite(optimizer, mean_loss, norm, job.state.step + 1, step.samples)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(optim, job.state.step + 1, job.plan.steps)
+    optimizer.step()
+    optimizer.zero_grad()
+    return mean_loss, norm
+
+
+def finish(job: Job, code: int) -> int:
+    """Save what is not saved yet, report, and say goodbye."""
+    job.watch.flush(job.guard)
+    if job.state.step and job.config.checkpoint.at_end:
+        job.save()
+    job.watch.close(job.state.step, code, job.saver.newest())
+    return code

@@ -1,0 +1,65 @@
+"""Finding tasks: entry points of the group `springtide.tasks`, ours and everybody else's."""
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.metadata import entry_points
+
+from hydra.core.config_store import ConfigStore
+
+from recipes.task import Task
+
+GROUP = "springtide.tasks"
+CONFIG_GROUP = "springtide.configs"
+"""Packages named here (`mine = my_package.configs`) add YAML groups and recipes to the search path."""
+NODES = ("task", "model", "data")
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The node of a task that needs no configuration of that kind."""
+
+
+@cache
+def tasks() -> dict[str, type[Task]]:
+    """Every task that is installed, by name. One that cannot be imported is left out, with a warning."""
+    found: dict[str, type[Task]] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            found[point.name] = point.load()
+        except Exception as error:
+            warnings.warn(f"task {point.name} ({point.value}) is left out: {error!r}", stacklevel=2)
+    return found
+
+
+def node_types(task: type[Task]) -> dict[str, type]:
+    """The dataclasses of the nodes `task`, `model` and `data`."""
+    return {node: task.configs.get(node, Nothing) for node in NODES}
+
+
+def register() -> None:
+    """Tell Hydra the schema of every task.
+
+    `schema/NAME` types the three nodes; our own `configs/task/NAME.yaml` starts from it, and for
+    a task without such a file the schema itself is the group's option.
+    """
+    store = ConfigStore.instance()
+    for name, task in tasks().items():
+        node = {key: kind() for key, kind in node_types(task).items()}
+        store.store(group="schema", name=name, node=node, package="_global_")
+        if not _ours("task", name):
+            store.store(group="task", name=name, node=node, package="_global_")
+        for key in ("model", "data"):
+            if key in task.configs and not _ours(key, name):
+                store.store(group=key, name=name, node=task.configs[key]())
+
+
+def _ours(group: str, name: str) -> bool:
+    """Whether our own configuration folder has this choice as a file."""
+    return resources.files("configs").joinpath(group, f"{name}.yaml").is_file()
+
+
+def config_packages() -> list[str]:
+    """Packages whose YAML files join the search path."""
+    return [point.value for point in entry_points(group=CONFIG_GROUP)]

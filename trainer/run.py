@@ -1,0 +1,202 @@
+"""Joining everything that a run needs, once, before the loop starts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+
+from collectives.host import all_sum, broadcast
+from parallel.fsdp import parallelize
+from parallel.mesh import build_mesh
+from parallel.torch_private import check_private_apis
+from parallel.weights import load_safetensors, materialize
+from recipes.task import Samples, Task
+from trainer import rundir, stop
+from trainer.checkpoint import Saver, find
+from trainer.config import Config
+from trainer.data import Step, training_steps
+from trainer.errors import ConfigError, RunError
+from trainer.guard import Guard
+from trainer.launch import Invocation
+from trainer.optim import build_optimizer
+from trainer.plan import Plan, make_plan
+from trainer.plugins import tasks
+from trainer.watch.watch import Watch
+from trainer.worker import redirect_output
+
+
+@dataclass
+class State:
+    """How far a run is; everything else follows from the configuration and the seed."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    samples: int = 0
+    """Samples consumed: the position in the data."""
+
+
+@dataclass
+class Job:
+    """All parts of a run on one rank."""
+
+    config: Config
+    plan: Plan
+    task: Task
+    model: FSDPModule
+    optimizer: torch.optim.Optimizer
+    train_samples: Samples
+    eval_samples: Samples | None
+    device: torch.device
+    data_rank: int
+    """This rank among those that see different samples."""
+    saver: Saver
+    guard: Guard
+    watch: Watch
+    state: State = field(default_factory=State)
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Parameters that train, shared ones once."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def steps(self) -> Iterator[Step]:
+        """The steps that are left."""
+        return training_steps(
+            self.task,
+            self.train_samples,
+            self.plan,
+            start=self.state.samples,
+            steps=max(self.plan.steps - self.state.step, 0),
+            rank=self.data_rank,
+            seed=self.config.trainer.seed,
+            workers=self.config.trainer.workers,
+            device=self.device,
+        )
+
+    def save(self) -> None:
+        """Write a checkpoint of this moment."""
+        with self.watch.paused():
+            self._save()
+
+    def _save(self) -> None:
+        self.guard.read()
+        progress = {
+            "step": self.state.step,
+            "samples": self.state.samples,
+            "skipped": self.guard.skipped,
+            "recipe": self.config.recipe,
+            "tracker": self.watch.tracker_id,
+        }
+        path = self.saver.save(self.model, self.optimizer, progress, self.device)
+        self.watch.saved(self.state.step, path)
+
+    def restore(self, checkpoint: Path) -> None:
+        """Go back to a checkpoint."""
+        progress = self.saver.load(checkpoint, self.model, self.optimizer, self.device)
+        self.state = State(progress["step"], progress["samples"])
+        self.guard.skipped = progress["skipped"]
+        self.watch.tracker_id = progress["tracker"]
+
+
+def make_task(config: Config) -> Task:
+    """The task that the configuration names."""
+    kind = tasks()[config.task.name]
+    try:
+        return kind(
+            task=config.task, model=config.model, data=config.data, seed=config.trainer.seed
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_task(task: Task) -> None:
+    """The task's look at the outside world; its `ValueError`s are about the configuration."""
+    try:
+        task.check()
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+@contextmanager
+def assemble(config: Config, invocation: Invocation, device: torch.device) -> Iterator[Job]:
+    """Build every part on this rank, restore a checkpoint if asked to, and clean up at the end."""
+    check_private_apis()
+    run_dir = _enter_run_dir(config)
+    task = make_task(config)
+    check_task(task)
+    train_samples, eval_samples = task.train_samples(), task.eval_samples()
+    plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
+    mesh = build_mesh(plan.mesh, device.type)
+    model = _build_model(config, task, mesh, device)
+    job = Job(
+        config=config,
+        plan=plan,
+        task=task,
+        model=model,
+        optimizer=build_optimizer(model.parameters(), config.optim),  # type: ignore[attr-defined]
+        train_samples=train_samples,
+        eval_samples=eval_samples,
+        device=device,
+        data_rank=data_parallel_rank(mesh),
+        saver=Saver(config.checkpoint, run_dir),
+        guard=Guard(config.trainer.nonfinite_limit),
+        watch=Watch(config, invocation, plan, run_dir, device),
+    )
+    try:
+        checkpoint = find(config.trainer.resume, job.saver)
+        if checkpoint is not None:
+            job.restore(checkpoint)
+        job.watch.open(task, model, job.state.step, checkpoint)
+        yield job
+    except BaseException:
+        job.watch.abandon()
+        raise
+
+
+def _enter_run_dir(config: Config) -> Path:
+    """Agree on the run folder, lock it unless our launcher has, and keep the console for rank 0."""
+    problem, path = None, None
+    if dist.get_rank() == 0:
+        try:
+            path = rundir.new_run_dir(config.run, config.recipe)
+            if not rundir.locked_by_launcher():
+                rundir.lock(path)
+        except RunError as error:
+            problem = error
+    problem, path = broadcast((problem, path))
+    if problem is not None:
+        raise problem
+    assert path is not None
+    stop.watch_file(path / "stop")
+    if dist.get_rank() != 0:
+        redirect_output(path / "ranks" / f"rank{dist.get_rank()}.log")
+    return path
+
+
+def _build_model(
+    config: Config, task: Task, mesh: DeviceMesh, device: torch.device
+) -> FSDPModule:
+    model = task.build_model()
+    sharded = parallelize(model, mesh, config.parallel)
+    materialize(model, device, task.init_weights, config.trainer.seed)
+    folder = task.weights_folder()
+    if folder is not None:
+        try:
+            load_safetensors(model, folder, lambda name: (name,))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    return sharded
+
+
+def data_parallel_rank(mesh: DeviceMesh) -> int:
+    """This rank's number among those that see different samples."""
+    coordinate: Any = mesh.get_coordinate()
+    at = dict(zip(mesh.mesh_dim_names or (), coordinate, strict=True))
+    sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=True))
+    return int(at.get("replicate", 0) * sizes["shard"] + at["shard"])

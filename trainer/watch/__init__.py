@@ -1,0 +1,1 @@
+"""Watching a run: header, progress, metrics, trackers. Nothing here can stop training."""

@@ -1,0 +1,34 @@
+"""The `logging` node."""
+
+from dataclasses import dataclass, field
+
+from configs.values import at_least, one_of
+
+MODES = ("auto", "offline", "online", "disabled")
+
+
+@dataclass(kw_only=True)
+class WandbConfig:
+    """Weights & Biases. The key comes from the environment only, never from here."""
+
+    mode: str = "auto"
+    """offline (no account needed), online, disabled; auto: offline."""
+    project: str = "springtide"
+    entity: str | None = None
+    name: str | None = None
+    """Name of the run; null: that of the run folder."""
+
+    def __post_init__(self) -> None:
+        one_of("logging.wandb.mode", self.mode, MODES)
+
+
+@dataclass(kw_only=True)
+class LoggingConfig:
+    """What is reported, how often, and where."""
+
+    every: int = 10
+    """Report every so many steps; between reports no step waits for the device."""
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+    def __post_init__(self) -> None:
+        at_least("logging.every", self.every, 1)

@@ -1,0 +1,101 @@
+"""The header of a run: one screen that says what will happen, before it does."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from trainer.config import Config
+from trainer.launch import Invocation
+from trainer.plan import Plan
+from trainer.watch import tracker
+from trainer.watch.redact import redact_override
+
+
+def header_lines(
+    config: Config,
+    invocation: Invocation,
+    plan: Plan,
+    task_lines: Mapping[str, str],
+    *,
+    device: str,
+    run_dir: Path | None,
+) -> dict[str, str]:
+    """The lines that are known without a process group or weights."""
+    trainer, parallel = config.trainer, config.parallel
+    overrides = " ".join(redact_override(o) for o in invocation.overrides)
+    precision = parallel.param_dtype
+    if parallel.param_dtype != parallel.reduce_dtype:
+        precision += f", gradients summed in {parallel.reduce_dtype}"
+    extras = [f"activation checkpointing {parallel.activation_checkpointing}"]
+    extras += ["compiled blocks"] if parallel.compile else []
+    optim = config.optim
+    nodes = f"{plan.world_size} x {device}" if plan.world_size > 1 else device
+    lines = {
+        "recipe": f"{config.recipe}  {overrides}".rstrip(),
+        "ranks": f"{nodes}, {invocation.kind}; "
+        + " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
+        **task_lines,
+        "batch": f"{trainer.batch_size} samples = {plan.data_parallel} ranks x "
+        f"{plan.micro_batch_size} x {plan.accumulation} micro-batches",
+        "steps": f"{plan.steps:,}; evaluation "
+        + (f"every {trainer.eval_every}" if trainer.eval_every else "never"),
+        "optimizer": f"AdamW, lr {optim.lr:g} {optim.schedule}, warmup {optim.warmup}, "
+        f"decay {optim.weight_decay:g}, clip {optim.max_norm:g}",
+        "precision": f"{precision}; {', '.join(extras)}",
+        "collectives": config.collectives.name,
+        "safety": f"seed {trainer.seed}"
+        + (", deterministic" if trainer.deterministic else "")
+        + f"; up to {trainer.nonfinite_limit} non-finite steps in a row are skipped",
+    }
+    if run_dir is not None:
+        lines["run folder"] = f"{_short(run_dir)} ({free_gib(run_dir):,.0f} GiB free)"
+    every = config.checkpoint.every
+    lines["checkpoints"] = (
+        f"every {every} steps" if every else "at the end only"
+    ) + f", {config.checkpoint.keep} kept"
+    wandb_mode = tracker.mode(config.logging.wandb)
+    lines["wandb"] = {
+        "offline": "offline; `wandb sync` in the run folder uploads it",
+        "online": f"online, project {config.logging.wandb.project}",
+        "disabled": "off",
+    }[wandb_mode]
+    if config.logging.wandb.mode == "online" and wandb_mode == "offline":
+        lines["wandb"] += " (online was asked for, but there is no API key)"
+    return lines
+
+
+def print_header(console: Console, lines: Mapping[str, str]) -> None:
+    """Print the lines as a table with one column of names."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, line in lines.items():
+        table.add_row(name, line)
+    console.print(table, highlight=False, markup=False)
+    console.print()
+
+
+def free_gib(path: Path) -> float:
+    """Free space where `path` is or will be."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free / 2**30
+
+
+def _short(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def versions() -> str:
+    """The versions that matter when a figure is to be understood later."""
+    nccl = ""
+    if torch.cuda.is_available():
+        nccl = ", NCCL " + ".".join(str(part) for part in torch.cuda.nccl.version())
+    return f"torch {torch.__version__}{nccl}"

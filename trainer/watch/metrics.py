@@ -1,0 +1,47 @@
+"""`metrics.jsonl`: every figure of a run, one JSON object a line. Other views are made from it."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+
+class Metrics:
+    """Appends rows; a resumed run first drops the rows of steps that it will do again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+
+    def open(self, step: int) -> None:
+        """Begin after `step` (0: a new run)."""
+        kept = [row for row in read(self.path) if row["step"] <= step]
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
+        os.replace(temporary, self.path)
+        self._file = self.path.open("a", buffering=1)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one row; it is in the file when this returns."""
+        if self._file is not None:
+            self._file.write(json.dumps(row) + "\n")
+
+    def close(self) -> None:
+        """No more rows."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; a last line that a crash cut off is left out."""
+    if not path.is_file():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
