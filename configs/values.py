@@ -11,7 +11,8 @@ def one_of(key: str, value: str, allowed: Iterable[str]) -> None:
         return
     near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.4)
     hint = f"set {key}={near[0]}" if near else f"set {key} to one of them"
-    raise ValueError(f"{key}={value} is not one of {', '.join(allowed)}: {hint}")
+    listed = ", ".join(allowed) if len(allowed) <= 20 else f"the {len(allowed)} that exist"
+    raise ValueError(f"{key}={value} is not one of {listed}: {hint}")
 
 
 def at_least(key: str, value: float, low: float) -> None:

@@ -105,14 +105,10 @@ def transformers_config(config: CausalLMConfig, vocab_size: int) -> Any:
                 f"model.path={config.path} is neither a folder nor a model that can be reached "
                 f"from here ({str(error).splitlines()[0]}): set model.path to a local folder"
             ) from error
-    fields.setdefault("vocab_size", vocab_size)
-    try:
-        return AutoConfig.for_model(config.type, **fields)
-    except ValueError as error:
-        known = sorted(AutoConfig._model_mapping) if hasattr(AutoConfig, "_model_mapping") else []
-        if known:
-            one_of("model.type", config.type, known)
-        raise ValueError(f"model.type={config.type}: {error}") from error
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    one_of("model.type", config.type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    return AutoConfig.for_model(config.type, **{"vocab_size": vocab_size, **fields})
 
 
 def uses_packed_attention(config: CausalLMConfig, hf_config: Any) -> bool:

@@ -7,7 +7,7 @@ the rank keeps. So both give the same weights on any number of ranks.
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,33 +73,33 @@ def _local(parameter: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def load_safetensors(model: nn.Module, folder: Path, names: Callable[[str], Iterable[str]]) -> None:
+def load_safetensors(
+    model: nn.Module, folder: Path, locate: Callable[[Iterable[str]], Mapping[str, Any]]
+) -> None:
     """Read this rank's part of every parameter and persistent buffer from `folder`.
 
-    `names` gives the names under which a tensor of the model may be stored, most likely first.
-    Raises `ValueError` that lists what is missing or has another shape.
+    `locate` maps names of the model's state dict to where the values are, given all stored names:
+    a stored name, of which only this rank's slice is read, or a function that makes the whole
+    tensor from a reader of whole stored tensors. Raises `ValueError` that lists what is missing
+    or has another shape.
     """
-    files = safetensors_index(folder)
-    open_files: dict[str, Any] = {}
+    files = _Files(folder)
+    where = locate(files.names)
     loaded: set[int] = set()
     targets = _targets(model)
     for name, target in targets.items():
-        stored = next((n for n in names(name) if n in files), None)
-        if stored is None:
+        if name not in where:
             continue
-        file = files[stored]
-        if file not in open_files:
-            open_files[file] = safe_open(folder / file, framework="pt")
-        view = open_files[file].get_slice(stored)
-        shape = tuple(view.get_shape())
+        source = files.view(where[name]) if isinstance(where[name], str) else where[name](files.read)
+        shape = tuple(source.shape if isinstance(source, Tensor) else source.get_shape())
         if shape != tuple(target.shape):
             raise ValueError(
-                f"{folder / file}: {stored} has shape {shape}, the model's {name} "
-                f"{tuple(target.shape)}: set the sizes under model.* to the folder's, or unset them"
+                f"{folder}: {name} has shape {shape}, but the model's is {tuple(target.shape)}: "
+                "set the sizes under model.* to the folder's, or unset them"
             )
         local = _local(target)
         if local.numel():
-            local.copy_(view[local_slices(target)])
+            local.copy_(source[local_slices(target)])
         loaded.add(id(target))
     # A tied output layer is often stored once, under the embedding's name only.
     absent = [name for name, target in targets.items() if id(target) not in loaded]
@@ -117,6 +117,35 @@ def _targets(model: nn.Module) -> dict[str, Tensor]:
     saved = model.state_dict().keys()
     buffers = {name: b for name, b in model.named_buffers() if name in saved}
     return {**named, **buffers}
+
+
+class _Files:
+    """The safetensors files of a folder, opened when first read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._file_of = safetensors_index(folder)
+        self._open: dict[str, Any] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._file_of)
+
+    def view(self, name: str) -> Any:
+        """A tensor to take slices of; nothing else of it is read."""
+        return self._file(name).get_slice(name)
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor."""
+        tensor = self._file(name).get_tensor(name)
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def _file(self, name: str) -> Any:
+        file = self._file_of[name]
+        if file not in self._open:
+            self._open[file] = safe_open(self.folder / file, framework="pt")
+        return self._open[file]
 
 
 def safetensors_index(folder: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Pretraining: a causal language model learns to predict the next token of packed documents."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from models.causal_lm import (
     transformers_config,
     uses_packed_attention,
 )
+from models.stored_weights import Stored, locate, storage_rules
 from recipes.task import Batch, DataError
 from recipes.text.corpus import corpus_files
 from recipes.text.packing import PackedSequences, Sequence_S, collate
@@ -75,6 +76,7 @@ class PretrainTask:
         self.model_config, self.data_config, self.seed = model, data, seed
         self._flops_per_token = self._flops_per_pair = 0.0
         self._model: nn.Module | None = None
+        self._storage_rules: list[Any] = []
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -116,7 +118,7 @@ class PretrainTask:
         model = build_causal_lm(self.model_config, self.hf_config)
         self._flops_per_token = 6.0 * matmul_parameters(model)
         self._flops_per_pair = 12.0 * attention_width(model)
-        self._model = model
+        self._model, self._storage_rules = model, storage_rules(model)
         return model
 
     def init_weights(self, module: nn.Module) -> None:
@@ -128,6 +130,10 @@ class PretrainTask:
         """`model.path`, if its weights are wanted."""
         config = self.model_config
         return Path(config.path) if config.path and config.load_weights else None
+
+    def locate_weights(self, model: nn.Module, stored: Iterable[str]) -> dict[str, Stored]:
+        """By transformers' own rules."""
+        return locate(model, self._storage_rules, stored)
 
     def train_samples(self) -> PackedSequences:
         """Packed sequences of the training documents, in an order that the seed decides."""

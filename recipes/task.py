@@ -5,7 +5,7 @@ A task is an ordinary class. A package offers it through an entry point of the g
 `docs/writing-a-task.md` walks through a complete one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -63,6 +63,14 @@ class Task(Protocol):
 
     def weights_folder(self) -> Path | None:
         """A folder of safetensors to load over the initial weights, or None."""
+        ...
+
+    def locate_weights(self, model: nn.Module, stored: Iterable[str]) -> Mapping[str, Any]:
+        """Where the folder keeps each tensor of `model`, given the names that it stores.
+
+        A value is a stored name, or a function that makes the whole tensor out of a reader of
+        stored ones. `{name: name for name in stored}` serves when the names agree.
+        """
         ...
 
     def train_samples(self) -> Samples:

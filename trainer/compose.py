@@ -34,6 +34,9 @@ FLAGS = (
 """The options of Hydra's command line; everything else is written key=value."""
 
 
+DEFAULT_RECIPE = "tiny"
+
+
 class InstalledConfigs(SearchPathPlugin):
     """Adds the YAML folders that other packages offer through entry points."""
 
@@ -49,7 +52,7 @@ def run_jobs(arguments: Sequence[str], job: Callable[[dict[str, Any], list[str],
     `job` also gets the overrides as written and whether it is one of a sweep; it returns an exit
     code, and so does this: the first that is not 0. Raises `ConfigError`.
     """
-    arguments = [rewrite(argument) for argument in arguments]
+    arguments = with_recipe(arguments)
     _check_flags(arguments)
     register_schema()
     plugins.register()
@@ -115,9 +118,11 @@ def _without_job_errors() -> Iterator[None]:
         sys.stderr = original
 
 
-def rewrite(argument: str) -> str:
-    """`recipe=NAME` means `+recipe=NAME`: Hydra knows only the second."""
-    return f"+{argument}" if argument.startswith("recipe=") else argument
+def with_recipe(arguments: Sequence[str]) -> list[str]:
+    """Understand `recipe=NAME` (Hydra knows only `+recipe=NAME`), and choose one if none is given."""
+    written = [f"+{a}" if a.startswith("recipe=") else a for a in arguments]
+    given = any(a.lstrip("+").startswith("recipe=") for a in written)
+    return written if given else [*written, f"+recipe={DEFAULT_RECIPE}"]
 
 
 def _check_flags(arguments: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,7 @@ def _enter_run_dir(config: Config) -> Path:
             path = rundir.new_run_dir(config.run, config.recipe)
             if not rundir.locked_by_launcher():
                 rundir.lock(path)
+                (path / "stop").unlink(missing_ok=True)
         except RunError as error:
             problem = error
     problem, path = broadcast((problem, path))
@@ -188,7 +190,7 @@ def _build_model(
     folder = task.weights_folder()
     if folder is not None:
         try:
-            load_safetensors(model, folder, lambda name: (name,))
+            load_safetensors(model, folder, partial(task.locate_weights, model))
         except ValueError as error:
             raise ConfigError(str(error)) from error
     return sharded

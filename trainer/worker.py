@@ -46,7 +46,9 @@ def run(payload: dict[str, Any]) -> int:
         with process_group(config.launch.timeout) as device:
             seed_everything(config.trainer.seed, config.trainer.deterministic)
             with assemble(config, invocation, device) as job:
-                return train(job)
+                code = train(job)
+                stop.ignore()  # from here on, the launcher's goodbye is not a request
+                return code
     except RunError as error:
         return report(error.code, f"error: {error}")
     except DataError as error:

@@ -1,0 +1,106 @@
+import pytest
+import torch
+
+from models.attention import document_mask, packed_attention
+from models.causal_lm import (
+    CausalLMConfig,
+    build_causal_lm,
+    init_weights,
+    next_token_loss,
+    transformers_config,
+    uses_packed_attention,
+)
+
+
+def test_mask_is_causal_inside_each_document():
+    mask = document_mask(torch.tensor([0, 2, 4, 8], dtype=torch.int32), 2, 4)
+    assert mask.shape == (2, 1, 4, 4)
+    first = [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert mask[0, 0].int().tolist() == first
+    assert mask[1, 0].int().tolist() == torch.ones(4, 4).tril().int().tolist()
+
+
+def test_packed_attention_equals_each_document_alone():
+    torch.manual_seed(0)
+    H, K, D, boundaries = 4, 2, 8, [0, 3, 8, 12, 16]
+    q = torch.randn(2, H, 8, D, dtype=torch.float64)
+    k, v = torch.randn(2, 2, K, 8, D, dtype=torch.float64)
+    cu = torch.tensor(boundaries, dtype=torch.int32)
+    out, _ = packed_attention(
+        torch.nn.Module(), q, k, v, None, scaling=0.3, cu_seq_lens_q=cu, max_length_q=5
+    )
+    flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    for begin, end in zip(boundaries, boundaries[1:], strict=False):
+        q1, k1, v1 = (x[begin:end].transpose(0, 1) for x in flat)
+        k1, v1 = (x.repeat_interleave(H // K, dim=0) for x in (k1, v1))
+        scores = (q1 @ k1.mT * 0.3).masked_fill(
+            ~torch.ones(end - begin, end - begin, dtype=torch.bool).tril(), -torch.inf
+        )
+        expected = (scores.softmax(-1) @ v1).transpose(0, 1)
+        torch.testing.assert_close(out.flatten(0, 1)[begin:end], expected)
+
+
+def test_variants_that_do_not_exist_name_the_key_to_set():
+    x = torch.zeros(1, 1, 2, 4)
+    cu = torch.tensor([0, 2])
+    for extra in ({"softcap": 50.0}, {"sliding_window": 8}):
+        with pytest.raises(ValueError, match="model.attention=sdpa"):
+            packed_attention(
+                torch.nn.Module(), x, x, x, None, cu_seq_lens_q=cu, max_length_q=2, **extra
+            )
+
+
+def tiny(**changes):
+    config = CausalLMConfig(
+        num_layers=2, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2,
+        head_dim=8, **changes,
+    )  # fmt: skip
+    hf_config = transformers_config(config, 61)
+    model = build_causal_lm(config, hf_config).to_empty(device="cpu")
+    torch.manual_seed(0)
+    for module in model.modules():
+        init_weights(model, module)
+    model.tie_weights()
+    return config, hf_config, model
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+def test_a_packed_model_equals_one_that_sees_each_document_alone(kind):
+    """Whatever attention is chosen, logits are those of the document by itself."""
+    config, hf_config, model = tiny(type=kind, config={"sliding_window": 4} if kind == "mistral" else {})
+    packed = uses_packed_attention(config, hf_config)
+    assert packed == (kind != "mistral")
+    torch.manual_seed(1)
+    lengths, S = [5, 7, 9, 3], 12
+    documents = [torch.randint(61, (n,)) for n in lengths]
+    tokens = torch.cat(documents).view(2, S)
+    positions = torch.cat([torch.arange(n) for n in lengths]).view(2, S)
+    cu = torch.tensor([0, 5, 12, 21, 24], dtype=torch.int32)
+    extra = {"cu_seq_lens_q": cu, "max_length_q": 9} if packed else {}
+    logits = model(input_ids=tokens, position_ids=positions, **extra).logits.flatten(0, 1)
+    alone = torch.cat(
+        [
+            model(
+                input_ids=d[None],
+                position_ids=torch.arange(len(d))[None],
+                **({"cu_seq_lens_q": torch.tensor([0, len(d)]), "max_length_q": len(d)}
+                   if packed else {}),
+            ).logits[0]
+            for d in documents
+        ]
+    )  # fmt: skip
+    torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_loss_ignores_labels_and_survives_having_none():
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    labels = torch.tensor([[1, -100, 4], [0, 2, -100]])
+    expected = -torch.stack(
+        [logits.log_softmax(-1)[b, s, labels[b, s]] for b in range(2) for s in range(3)
+         if labels[b, s] >= 0]
+    ).sum()  # fmt: skip
+    torch.testing.assert_close(next_token_loss(logits, labels), expected)
+    nothing = next_token_loss(logits, torch.full((2, 3), -100))
+    nothing.backward()
+    assert nothing == 0
+    assert (logits.grad == 0).all()

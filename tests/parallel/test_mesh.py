@@ -1,0 +1,49 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallel.mesh import ParallelConfig, SequenceConfig, data_parallel_size, mesh_shape
+
+sizes = st.integers(1, 6)
+
+
+@given(sizes, sizes, sizes, sizes)
+def test_every_shape_that_multiplies_up_is_accepted_and_ordered(replicate, shard, sequence, expert):
+    config = ParallelConfig(
+        replicate=replicate, shard=shard, sequence=SequenceConfig(size=sequence), expert=expert
+    )
+    world_size = replicate * shard * sequence * expert
+    shape = mesh_shape(config, world_size)
+    assert list(shape) == [a for a in ("replicate", "shard", "sequence", "expert") if a in shape]
+    product = 1
+    for size in shape.values():
+        product *= size
+    assert product == world_size
+    assert data_parallel_size(shape) == replicate * shard
+    config.shard = None
+    assert mesh_shape(config, world_size) == shape
+
+
+def test_shard_takes_what_the_others_leave():
+    assert mesh_shape(ParallelConfig(replicate=2), 8) == {"replicate": 2, "shard": 4}
+    assert mesh_shape(ParallelConfig(), 1) == {"shard": 1}
+
+
+@pytest.mark.parametrize(
+    ("config", "world_size", "words"),
+    [
+        (ParallelConfig(shard=3), 4, ["parallel.shard=3", "needs 3 ranks", "there are 4"]),
+        (ParallelConfig(replicate=3), 4, ["4 ranks", "parallel.replicate=3", "launch.nproc"]),
+    ],
+)
+def test_a_shape_that_does_not_fit_says_what_to_set(config, world_size, words):
+    with pytest.raises(ValueError, match=r".") as error:
+        mesh_shape(config, world_size)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_values_are_checked_where_they_are_given():
+    with pytest.raises(ValueError, match=r"parallel.param_dtype=bf16 .* set parallel.param_dtype="):
+        ParallelConfig(param_dtype="bf16")
+    with pytest.raises(ValueError, match=r"parallel.replicate=0 is too small"):
+        ParallelConfig(replicate=0)

@@ -1,0 +1,31 @@
+"""Fails loudly when a new torch changes what `parallel.torch_private` relies on."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from parallel.torch_private import check_private_apis, local_slices
+from tests.ranks import run_ranks
+
+
+def test_private_functions_look_as_they_did():
+    check_private_apis()
+
+
+def check_slices(shape, dims):
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    whole = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    placements = [Replicate() if d is None else Shard(d) for d in dims]
+    sharded = distribute_tensor(whole, grid, placements)
+    torch.testing.assert_close(whole[local_slices(sharded)], sharded.to_local())
+
+
+def test_slices_are_what_torch_shards():
+    for shape, dims in [
+        ((5, 3), (None, 0)),
+        ((1, 3), (None, 0)),
+        ((5, 3), (1, 0)),
+        ((7,), (0, 0)),
+    ]:
+        run_ranks(4, check_slices, shape, dims)
+    assert local_slices(torch.zeros(2, 3)) == (slice(0, 2), slice(0, 3))
