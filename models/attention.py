@@ -78,6 +78,7 @@ def packed_attention(
     out_THD = varlen_attn(
         q_THD, k_TKD, v_TKD, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, **keywords
     )
+    assert isinstance(out_THD, Tensor)
     return out_THD.view(B, S, H, D), None
 
 

@@ -10,7 +10,7 @@ from parallel.mesh import ParallelConfig, fsdp_mesh
 from parallel.recompute import compile_block, recompute
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> FSDPModule:
+def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
     """Shard `model` (on meta or on a device) over `mesh`, in place, and return it.
 
     Every block is one FSDP2 group; so is every large module outside them, which stays gathered
@@ -35,15 +35,15 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> F
             mp_policy=policy,
             reshard_after_forward=config.reshard_after_forward,
         )
-    sharded = fully_shard(model, mesh=sub_mesh, mp_policy=policy)
-    assert isinstance(sharded, FSDPModule)
-    return sharded
+    fully_shard(model, mesh=sub_mesh, mp_policy=policy)
+    return model
 
 
-def set_last_micro_batch(model: FSDPModule, last: bool, every: bool) -> None:
+def set_last_micro_batch(model: nn.Module, last: bool, every: bool) -> None:
     """Before a backward pass: reduce gradients now, or keep adding them up on this rank.
 
     `every` reduces after each micro-batch, into gradients that are already sharded.
     """
+    assert isinstance(model, FSDPModule)
     model.set_is_last_backward(last)
     model.set_requires_gradient_sync(last or every)

@@ -101,9 +101,7 @@ def data_parallel_size(shape: dict[str, int]) -> int:
 
 def build_mesh(shape: dict[str, int], device_type: str) -> DeviceMesh:
     """The device mesh of `shape`; needs the default process group."""
-    return init_device_mesh(
-        device_type, tuple(shape.values()), mesh_dim_names=tuple(shape.keys())
-    )
+    return init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape.keys()))
 
 
 def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:

@@ -4,7 +4,6 @@ Replacing `forward` keeps the module and its parameter names, and leaves FSDP2's
 around `forward`, outside both: a layer is gathered once, then compiled code and recomputation run.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -39,15 +38,15 @@ def recompute(block: nn.Module, kind: str) -> None:
     """Checkpoint the activations of `block`: `none`, `block` or `selective`."""
     if kind == "none":
         return
-    extra: dict[str, Callable[..., Any]] = {}
+    extra: dict[str, Any] = {}
     if kind == "selective":
         extra["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     forward = block.forward
-    block.forward = partial(  # type: ignore[method-assign]
+    block.forward = partial(
         checkpoint, forward, use_reentrant=False, preserve_rng_state=True, **extra
     )
 
 
 def compile_block(block: nn.Module) -> None:
     """Compile the forward (and so the backward) pass of `block`."""
-    block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
+    block.forward = torch.compile(block.forward)

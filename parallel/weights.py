@@ -90,7 +90,9 @@ def load_safetensors(
     for name, target in targets.items():
         if name not in where:
             continue
-        source = files.view(where[name]) if isinstance(where[name], str) else where[name](files.read)
+        source = (
+            files.view(where[name]) if isinstance(where[name], str) else where[name](files.read)
+        )
         shape = tuple(source.shape if isinstance(source, Tensor) else source.get_shape())
         if shape != tuple(target.shape):
             raise ValueError(

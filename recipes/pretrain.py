@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from configs.values import at_least

@@ -15,10 +15,14 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed.fsdp", "transformers", "tests.preload"])
+_context.set_forkserver_preload(
+    ["torch", "torch.distributed.fsdp", "transformers", "tests.preload"]
+)
 
 
-def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 120) -> Any:
+def run_ranks(
+    world_size: int, function: Callable[..., Any], *args: Any, timeout: float = 120
+) -> Any:
     """Run `function(*args)` on `world_size` ranks; returns their results, by rank."""
     with tempfile.TemporaryDirectory() as scratch:
         pipes, processes = [], []

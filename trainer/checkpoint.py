@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from collectives.host import broadcast
 from configs.values import at_least
@@ -89,7 +90,7 @@ class Saver:
         temporary = self.folder / f".saving-{final.name}"
         self._on_first_rank(lambda: self._clear(temporary))
         try:
-            dcp.save(_tensors(model, optimizer, device), checkpoint_id=temporary)
+            save_tensors(_tensors(model, optimizer, device), checkpoint_id=temporary)
         except Exception as error:
             raise CheckpointError(
                 f"cannot write {temporary}: {_cause(error)}: free some space, or set another run.dir"
@@ -141,7 +142,7 @@ class Saver:
         same_ranks = progress["world_size"] == dist.get_world_size()
         state = _tensors(model, optimizer, device, with_rng=same_ranks)
         try:
-            dcp.load(state, checkpoint_id=checkpoint)
+            load_tensors(state, checkpoint_id=checkpoint)
         except Exception as error:
             raise CheckpointError(
                 f"cannot read {checkpoint}: {_cause(error)}: resume with the configuration that "

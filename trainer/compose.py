@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,9 @@ class InstalledConfigs(SearchPathPlugin):
             search_path.append(provider=package, path=f"pkg://{package}")
 
 
-def run_jobs(arguments: Sequence[str], job: Callable[[dict[str, Any], list[str], bool], int]) -> int:
+def run_jobs(
+    arguments: Sequence[str], job: Callable[[dict[str, Any], list[str], bool], int]
+) -> int:
     """Compose the configuration that `arguments` ask for and call `job` with it, as plain data.
 
     `job` also gets the overrides as written and whether it is one of a sweep; it returns an exit
@@ -68,7 +71,8 @@ def run_jobs(arguments: Sequence[str], job: Callable[[dict[str, Any], list[str],
         assert isinstance(plain, dict)
         hydra_config = HydraConfig.get()
         sweep = hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN"
-        codes.append(job(plain, list(hydra_config.overrides.task), sweep))  # type: ignore[arg-type]
+        named = {str(key): value for key, value in plain.items()}
+        codes.append(job(named, list(hydra_config.overrides.task), sweep))
 
     with _hydra_arguments(arguments):
         try:
@@ -111,7 +115,7 @@ def _without_job_errors() -> Iterator[None]:
         def __getattr__(self, name: str) -> Any:
             return getattr(original, name)
 
-    sys.stderr = Filter()  # type: ignore[assignment]
+    sys.stderr = Filter()
     try:
         yield
     finally:
@@ -190,7 +194,7 @@ def _compose_groups_only(arguments: Sequence[str]) -> DictConfig | None:
     words = [a for a in arguments if "=" in a and not a.startswith("-")]
     groups = [w for w in words if w.lstrip("+~").split("=")[0] in GROUPS and "," not in w]
     extra = [a.split("=", 1)[1] for a in arguments if a.startswith("--config-dir=")]
-    extra += [b for a, b in zip(arguments, arguments[1:], strict=False) if a == "--config-dir"]
+    extra += [b for a, b in pairwise(arguments) if a == "--config-dir"]
     groups += [f"hydra.searchpath=[{','.join('file://' + str(Path(e).absolute()) for e in extra)}]"]
     GlobalHydra.instance().clear()
     try:
@@ -228,7 +232,9 @@ def _tidy(error: BaseException) -> str:
         text += f": {error.__cause__}"
     lines = [line.strip() for line in text.splitlines()]
     useless = re.compile(r"^(full_key|object_type|reference_type|To append to your|Set the env)")
-    key = next((line.removeprefix("full_key:").strip() for line in lines
-                if line.startswith("full_key:")), "")
+    key = next(
+        (line.removeprefix("full_key:").strip() for line in lines if line.startswith("full_key:")),
+        "",
+    )
     message = " ".join(line for line in lines if line and not useless.match(line))
     return f"{key}: {message}" if key and key not in message else message

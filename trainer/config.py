@@ -114,7 +114,7 @@ def unknown_keys(config: DictConfig) -> list[str]:
         declared = (
             {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
         )
-        for key in node:
+        for key in map(str, node):
             if declared is not None and key not in declared:
                 found.append(f"{prefix}{key}")
             elif not OmegaConf.is_missing(node, key):
@@ -129,7 +129,7 @@ def known_keys(config: DictConfig) -> list[str]:
     found: list[str] = []
 
     def walk(node: Any, prefix: str) -> None:
-        for key in node:
+        for key in map(str, node):
             found.append(f"{prefix}{key}")
             child = node._get_node(key)
             if isinstance(child, DictConfig) and not child._is_missing() and not child._is_none():

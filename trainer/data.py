@@ -119,7 +119,13 @@ def shuffled(position: int, length: int, key: str) -> int:
 
 
 def eval_batches(
-    task: Task, samples: Samples, plan: Plan, *, limit: int | None, rank: int, workers: int,
+    task: Task,
+    samples: Samples,
+    plan: Plan,
+    *,
+    limit: int | None,
+    rank: int,
+    workers: int,
     device: torch.device,
 ) -> Iterator[tuple[Batch, bool]]:
     """Every sample (or the first `limit`) once over all ranks, in order.

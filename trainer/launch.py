@@ -151,7 +151,7 @@ def start_ranks(payload: dict[str, Any], nproc: int, run_dir: Path) -> int:
         os.environ |= {PAYLOAD: json.dumps(payload), RECORDS: scratch}
         os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
         # Only torch newer than 2.11 has some of these; older ones then wait longer for stragglers.
-        optional = {"signals_to_handle": "", "shutdown_timeout": 5}
+        optional: dict[str, Any] = {"signals_to_handle": "", "shutdown_timeout": 5}
         known = {f.name for f in fields(ElasticConfig)}
         config = ElasticConfig(
             min_nodes=1,

@@ -4,6 +4,7 @@ Nothing here knows about FSDP2, collectives or a recipe: those were joined to th
 `trainer.run`. No line waits for the device except those that report.
 """
 
+import torch
 from torch import Tensor
 
 from parallel.fsdp import set_last_micro_batch
@@ -45,7 +46,7 @@ def update(job: Job, step: Step) -> tuple[Tensor, Tensor]:
     """
     model, optimizer, optim = job.model, job.optimizer, job.config.optim
     scale = job.plan.data_parallel / max(step.count, 1)
-    total = 0.0
+    total = torch.zeros((), device=job.device)
     for number, micro in enumerate(step.micros, start=1):
         set_last_micro_batch(
             model,
@@ -54,9 +55,9 @@ def update(job: Job, step: Step) -> tuple[Tensor, Tensor]:
         )
         loss = job.task.loss(model, micro)
         (loss * scale).backward()
-        total = total + loss.detach()
+        total += loss.detach()
     grads = [p.grad for p in job.parameters if p.grad is not None]
-    norm, sums = global_norm(grads, extra=total.float().reshape(1))
+    norm, sums = global_norm(grads, extra=total.reshape(1))
     mean_loss = sums[0] / max(step.count, 1)
     if optim.max_norm:
         clip(grads, norm, optim.max_norm)

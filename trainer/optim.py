@@ -38,7 +38,9 @@ class OptimConfig:
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas={self.betas}: set optim.betas to two numbers in [0, 1)")
         if not 0 < self.decay <= 1:
-            raise ValueError(f"optim.decay={self.decay}: set optim.decay to a share above 0, up to 1")
+            raise ValueError(
+                f"optim.decay={self.decay}: set optim.decay to a share above 0, up to 1"
+            )
 
 
 SCHEDULES = ("constant", "cosine", "linear", "wsd")

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
-from collectives.host import all_sum, broadcast
+from collectives.host import broadcast
 from parallel.fsdp import parallelize
 from parallel.mesh import build_mesh
 from parallel.torch_private import check_private_apis
@@ -49,7 +49,7 @@ class Job:
     config: Config
     plan: Plan
     task: Task
-    model: FSDPModule
+    model: nn.Module
     optimizer: torch.optim.Optimizer
     train_samples: Samples
     eval_samples: Samples | None
@@ -140,7 +140,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         plan=plan,
         task=task,
         model=model,
-        optimizer=build_optimizer(model.parameters(), config.optim),  # type: ignore[attr-defined]
+        optimizer=build_optimizer(model.parameters(), config.optim),
         train_samples=train_samples,
         eval_samples=eval_samples,
         device=device,
@@ -181,9 +181,7 @@ def _enter_run_dir(config: Config) -> Path:
     return path
 
 
-def _build_model(
-    config: Config, task: Task, mesh: DeviceMesh, device: torch.device
-) -> FSDPModule:
+def _build_model(config: Config, task: Task, mesh: DeviceMesh, device: torch.device) -> nn.Module:
     model = task.build_model()
     sharded = parallelize(model, mesh, config.parallel)
     materialize(model, device, task.init_weights, config.trainer.seed)

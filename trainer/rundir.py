@@ -1,11 +1,11 @@
 """The run folder: where everything that a run writes lives.
 
-    runs/tiny-20261129-101500/
-        config.yaml      the resolved configuration, without secrets
-        metrics.jsonl    every figure, the source of truth
-        checkpoints/     step-00000100/ ... and `latest`, which names the newest complete one
-        ranks/           what ranks other than 0 printed
-        wandb/           offline until you sync it
+runs/tiny-20261129-101500/
+    config.yaml      the resolved configuration, without secrets
+    metrics.jsonl    every figure, the source of truth
+    checkpoints/     step-00000100/ ... and `latest`, which names the newest complete one
+    ranks/           what ranks other than 0 printed
+    wandb/           offline until you sync it
 """
 
 import fcntl
@@ -55,7 +55,9 @@ def _make(path: Path, fresh: bool = False) -> bool:
             return False
         raise ConfigError(f"run.dir={path} is a file: set run.dir to a folder") from None
     except OSError as error:
-        raise ConfigError(f"run.dir={path} cannot be made ({error.strerror}): set run.dir") from error
+        raise ConfigError(
+            f"run.dir={path} cannot be made ({error.strerror}): set run.dir"
+        ) from error
     return True
 
 

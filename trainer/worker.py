@@ -102,6 +102,7 @@ def process_group(timeout: float) -> Iterator[Any]:
     """Join the ranks; yields this rank's device. A lone rank needs no launcher."""
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
 
     alone = "RANK" not in os.environ
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -119,7 +120,7 @@ def process_group(timeout: float) -> Iterator[Any]:
         backend,
         rank=rank,
         world_size=world_size,
-        store=dist.HashStore() if alone else None,
+        store=HashStore() if alone else None,
         timeout=timedelta(seconds=timeout),
         device_id=device_id,
     )
@@ -138,7 +139,7 @@ def seed_everything(seed: int, deterministic: bool) -> None:
     import torch
 
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - libraries use the global generator
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

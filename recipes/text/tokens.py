@@ -129,8 +129,12 @@ def _write(folder: Path, documents: Iterator[bytes], tokenizer: Tokenizer, share
         while chunk := list(islice(documents, 256)):
             for document, ids in zip(chunk, tokenizer.encode(chunk), strict=True):
                 part = parts["held_out" if is_held_out(document, share) else "train"]
-                part.add([*ids, tokenizer.end] if isinstance(ids, list) else
-                         np.append(ids.astype(dtype), dtype(tokenizer.end)), len(document))
+                part.add(
+                    [*ids, tokenizer.end]
+                    if isinstance(ids, list)
+                    else np.append(ids.astype(dtype), dtype(tokenizer.end)),
+                    len(document),
+                )
         for part in parts.values():
             part.close()
         os.replace(temporary, folder)

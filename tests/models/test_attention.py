@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 
@@ -30,7 +32,7 @@ def test_packed_attention_equals_each_document_alone():
         torch.nn.Module(), q, k, v, None, scaling=0.3, cu_seq_lens_q=cu, max_length_q=5
     )
     flat = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-    for begin, end in zip(boundaries, boundaries[1:], strict=False):
+    for begin, end in itertools.pairwise(boundaries):
         q1, k1, v1 = (x[begin:end].transpose(0, 1) for x in flat)
         k1, v1 = (x.repeat_interleave(H // K, dim=0) for x in (k1, v1))
         scores = (q1 @ k1.mT * 0.3).masked_fill(
@@ -67,7 +69,9 @@ def tiny(**changes):
 @pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
 def test_a_packed_model_equals_one_that_sees_each_document_alone(kind):
     """Whatever attention is chosen, logits are those of the document by itself."""
-    config, hf_config, model = tiny(type=kind, config={"sliding_window": 4} if kind == "mistral" else {})
+    config, hf_config, model = tiny(
+        type=kind, config={"sliding_window": 4} if kind == "mistral" else {}
+    )
     packed = uses_packed_attention(config, hf_config)
     assert packed == (kind != "mistral")
     torch.manual_seed(1)

@@ -34,7 +34,7 @@ class Tracker:
             name=self.config.name or self.run_dir.name,
             id=self.id,
             resume="allow" if self.mode == "online" else None,
-            mode=self.mode,
+            mode="online" if self.mode == "online" else "offline",
             dir=str(self.run_dir),
             config=dict(plain),
             # Its own capture would copy the command line and the environment, secrets included.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import yaml
+from omegaconf import OmegaConf
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -67,7 +67,7 @@ class Watch:
         """Print the header and open the files, at the start or after a resume at `step`."""
         if self.speaks:
             plain = redact(asdict(self.config))
-            (self.run_dir / "config.yaml").write_text(yaml.safe_dump(plain, sort_keys=False))
+            OmegaConf.save(plain, self.run_dir / "config.yaml")
             self._tracker = Tracker(self.config.logging.wandb, self.run_dir, self.tracker_id)
             self.tracker_id = self._tracker.id
             self._print_header(task, model, step, resumed)
@@ -77,9 +77,7 @@ class Watch:
         self._first_step, self._started = step, time.monotonic()
         self._interval = Interval(since=self._started)
 
-    def _print_header(
-        self, task: Task, model: nn.Module, step: int, resumed: Path | None
-    ) -> None:
+    def _print_header(self, task: Task, model: nn.Module, step: int, resumed: Path | None) -> None:
         lines = header_lines(
             self.config,
             self.invocation,
@@ -187,10 +185,14 @@ class Watch:
             say(f"done: {number} steps in {seconds:.0f} s; everything is in {run_dir}")
             say("  metrics.jsonl  every figure        config.yaml  what ran")
             if newest is not None:
-                say(f"  checkpoints/{newest.name}    go on with a larger trainer.steps and "
-                    "trainer.resume=auto")
-            say("try next: python -m trainer model.num_layers=8 optim.lr=1e-3, or "
-                "python -m trainer --help for all recipes")
+                say(
+                    f"  checkpoints/{newest.name}    go on with a larger trainer.steps and "
+                    "trainer.resume=auto"
+                )
+            say(
+                "try next: python -m trainer model.num_layers=8 optim.lr=1e-3, or "
+                "python -m trainer --help for all recipes"
+            )
 
     def abandon(self) -> None:
         """Close files after a failure, without a word."""
