@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from configs.values import at_least, one_of
@@ -79,8 +80,17 @@ SIZES = {
 def transformers_config(config: CausalLMConfig, vocab_size: int) -> Any:
     """The transformers configuration that `config` describes; `vocab_size` is the tokenizer's.
 
-    Raises `ValueError` for an unknown model type or a folder without a config.json.
+    Raises `ValueError` for an unknown model type, a folder without a config.json, or a field that
+    transformers does not take.
     """
+    try:
+        return _transformers_config(config, vocab_size)
+    except (StrictDataclassError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{reason}: set the fields under model.* and model.config.*") from error
+
+
+def _transformers_config(config: CausalLMConfig, vocab_size: int) -> Any:
     from transformers import AutoConfig
 
     fields: dict[str, Any] = {

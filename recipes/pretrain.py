@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,8 +39,8 @@ class PretrainConfig:
 class TextConfig:
     """The `data` node."""
 
-    files: list[str] = field(default_factory=list)
-    """Local globs (** works) of text files or .jsonl; empty: the sources of Python's own library."""
+    files: list[str] | None = None
+    """Local globs (** works) of text files or .jsonl; null: the sources of Python's own library."""
     text_key: str = "text"
     """Where a line of a .jsonl file holds its text."""
     tokenizer: str | None = None
@@ -53,6 +53,11 @@ class TextConfig:
     """Where tokenized corpora are kept; on many nodes, a folder that every node sees or its own."""
 
     def __post_init__(self) -> None:
+        if self.files == []:
+            raise ValueError(
+                "data.files is empty: set data.files to globs of text or .jsonl files, such as "
+                "'data.files=[corpus/**/*.txt]'"
+            )
         at_least("data.sequence_length", self.sequence_length, 2)
         if not 0 <= self.holdout < 1:
             raise ValueError(f"data.holdout={self.holdout}: set data.holdout to 0 or more, below 1")
@@ -106,7 +111,7 @@ class PretrainTask:
         _ = self.hf_config
         train, held_out = self._parts
         if not len(train.tokens):
-            where = " ".join(self.data_config.files) or "the standard library"
+            where = " ".join(self.data_config.files or ["the standard library"])
             raise DataError(
                 f"no text to train on in {where} ({len(held_out.starts) - 1} documents held out): "
                 "set data.files, or data.holdout=0"
@@ -186,7 +191,7 @@ class PretrainTask:
         """Model, corpus and sequences."""
         config = self.hf_config.get_text_config()
         train, held_out = self._parts
-        files = " ".join(self.data_config.files) or "sources of Python's standard library"
+        files = " ".join(self.data_config.files or ["sources of Python's standard library"])
         tokenizer = self.data_config.tokenizer or "bytes"
         return {
             "model": f"{config.model_type}, {config.num_hidden_layers} layers x "

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from recipes.task import DataError
 from trainer import rundir, stop, worker
+from trainer.checkpoint import Saver, find
 from trainer.compose import run_jobs
 from trainer.config import Config, build_config
 from trainer.errors import CONFIG, DATA, DONE, STOPPED, ConfigError, RunError
@@ -56,6 +57,7 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
         return worker.run(payload)
     task = make_task(config)
     plan = make_plan(config, place.world_size, None, task.axes)
+    _check_resume(config)
     if config.trainer.dry_run:
         check_task(task)
         device = torch.cuda.get_device_name(0) if gpus else "CPU"
@@ -93,6 +95,12 @@ def _prepare(config: Config) -> Path:
 
     stop.install(ask_to_stop)
     return run_dir
+
+
+def _check_resume(config: Config) -> None:
+    """Find the checkpoint to resume from, or the reason why there is none, before any rank starts."""
+    if config.run.dir is not None or config.trainer.resume not in ("auto", "never"):
+        find(config.trainer.resume, Saver(config.checkpoint, Path(config.run.dir or ".")))
 
 
 def _is_first_rank() -> bool:

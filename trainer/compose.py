@@ -18,9 +18,14 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from trainer import plugins
@@ -66,7 +71,11 @@ def run_jobs(
     def composed(config: DictConfig) -> None:
         stray = [key for key in unknown_keys(config) if key != "hydra"]
         if stray:
-            raise ConfigError(_unknown(stray[0], known_keys(config)))
+            given = [k for k, _ in _given_values(arguments) if f"{k}.".startswith(f"{stray[0]}.")]
+            raise ConfigError(_unknown((given or stray)[0], known_keys(config)))
+        missing = sorted(OmegaConf.missing_keys(config))
+        if missing:
+            raise ConfigError(f"{missing[0]} has no value: set {missing[0]}=...")
         plain = OmegaConf.to_container(config, resolve=True)
         assert isinstance(plain, dict)
         hydra_config = HydraConfig.get()
@@ -136,6 +145,9 @@ def _check_flags(arguments: Sequence[str]) -> None:
             key = name.lstrip("-").replace("-", "_")
             sign = "+" if key == "recipe" else ""
             raise ConfigError(f"unknown option {argument}: keys are written {sign}{key}=VALUE")
+        key, equals, value = argument.lstrip("+").partition("=")
+        if equals and key in GROUPS and value in ("null", ""):
+            raise ConfigError(f"{argument} chooses nothing: set {key} to one of its choices")
 
 
 def explain(error: BaseException, arguments: Sequence[str]) -> str:
@@ -150,12 +162,31 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
     if isinstance(error, ValueError) and not isinstance(error, OmegaConfBaseException):
         return str(error)
     config = _compose_groups_only(arguments)
-    if config is not None:
-        known = known_keys(config)
-        for key in _given_keys(arguments):
-            if key not in known and not _inside_free_form(key, config):
-                return _unknown(key, known)
+    if config is None:
+        return _tidy(error)
+    known = known_keys(config)
+    for key, value in _given_values(arguments):
+        free_form = _free_form_parent(key, config)
+        if free_form is not None and key not in known:
+            if isinstance(error, ConfigCompositionException) and key in str(error):
+                return f"{free_form} takes any key, but a new one needs a plus: +{key}={value}"
+        elif key not in known:
+            return _unknown(key, known)
+        elif f"{key}={value}" in str(error) and (wanted := _wanted(key, config)):
+            return f"{key}={value} cannot be used: set {key} to {wanted}"
     return _tidy(error)
+
+
+def _wanted(key: str, config: DictConfig) -> str | None:
+    """What kind of value the schema wants for `key`, in words."""
+    parent, _, last = key.rpartition(".")
+    node = (OmegaConf.select(config, parent) if parent else config)._get_node(last)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    if isinstance(node, ListConfig):
+        return "a list, such as [a,b]"
+    if isinstance(node, DictConfig):
+        return "a group of keys"
+    return words.get(node._metadata.ref_type)
 
 
 def _missing(error: MissingConfigException) -> str:
@@ -170,15 +201,15 @@ def _missing(error: MissingConfigException) -> str:
     return str(error).splitlines()[0]
 
 
-def _given_keys(arguments: Sequence[str]) -> list[str]:
-    """Dotted keys of the `key=value` arguments, groups and Hydra's own left out."""
+def _given_values(arguments: Sequence[str]) -> list[tuple[str, str]]:
+    """Dotted keys of the `key=value` arguments and their values, without groups and Hydra's own."""
     words = [a for a in arguments if not a.startswith("-") and "=" in a]
-    keys = []
+    given = []
     for override in OverridesParser.create().parse_overrides(words):
         key = override.key_or_group
         if not key.startswith("hydra") and ("." in key or key not in GROUPS):
-            keys.append(key)
-    return keys
+            given.append((key, (override.input_line or "").partition("=")[2]))
+    return given
 
 
 GROUPS = (
@@ -204,14 +235,15 @@ def _compose_groups_only(arguments: Sequence[str]) -> DictConfig | None:
         return None
 
 
-def _inside_free_form(key: str, config: DictConfig) -> bool:
-    """Whether `key` lies in a dictionary that takes any key, such as `model.config`."""
+def _free_form_parent(key: str, config: DictConfig) -> str | None:
+    """The dictionary around `key` that takes any key, such as `model.config`, if there is one."""
     parts = key.split(".")
     for end in range(1, len(parts)):
-        node = OmegaConf.select(config, ".".join(parts[:end]), default=None)
-        if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict and end > 0:
-            return True
-    return False
+        parent = ".".join(parts[:end])
+        node = OmegaConf.select(config, parent, default=None)
+        if isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict:
+            return parent
+    return None
 
 
 def _unknown(key: str, known: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ and `build_config` turns that into these objects, which have checked their value
 """
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -111,9 +111,7 @@ def unknown_keys(config: DictConfig) -> list[str]:
         if not isinstance(node, DictConfig):
             return
         kind = OmegaConf.get_type(node)
-        declared = (
-            {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
-        )
+        declared = {f.name for f in dataclasses.fields(kind)} if is_dataclass(kind) else None
         for key in map(str, node):
             if declared is not None and key not in declared:
                 found.append(f"{prefix}{key}")
@@ -129,7 +127,9 @@ def known_keys(config: DictConfig) -> list[str]:
     found: list[str] = []
 
     def walk(node: Any, prefix: str) -> None:
-        for key in map(str, node):
+        kind = OmegaConf.get_type(node)
+        declared = {f.name for f in dataclasses.fields(kind)} if is_dataclass(kind) else set(node)
+        for key in map(str, filter(declared.__contains__, node)):
             found.append(f"{prefix}{key}")
             child = node._get_node(key)
             if isinstance(child, DictConfig) and not child._is_missing() and not child._is_none():

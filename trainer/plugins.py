@@ -41,21 +41,22 @@ def node_types(task: type[Task]) -> dict[str, type]:
 def register() -> None:
     """Tell Hydra the schema of every task.
 
-    `schema/NAME` types the three nodes; our own `configs/task/NAME.yaml` starts from it, and for
-    a task without such a file the schema itself is the group's option.
+    `schema/NAME` types the three nodes, and our own `configs/task/NAME.yaml` starts from it. A task
+    without such a file gets choices named after it in the groups `task`, `model` and `data`.
     """
     store = ConfigStore.instance()
     for name, task in tasks().items():
         node = {key: kind() for key, kind in node_types(task).items()}
         store.store(group="schema", name=name, node=node, package="_global_")
-        if not _ours("task", name):
-            store.store(group="task", name=name, node=node, package="_global_")
+        if _has_file("task", name):
+            continue
+        store.store(group="task", name=name, node=node, package="_global_")
         for key in ("model", "data"):
-            if key in task.configs and not _ours(key, name):
+            if key in task.configs:
                 store.store(group=key, name=name, node=task.configs[key]())
 
 
-def _ours(group: str, name: str) -> bool:
+def _has_file(group: str, name: str) -> bool:
     """Whether our own configuration folder has this choice as a file."""
     return resources.files("configs").joinpath(group, f"{name}.yaml").is_file()
 

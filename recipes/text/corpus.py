@@ -13,7 +13,7 @@ SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__", "id
 """Folders of the standard library that are not its sources, or that not every machine has."""
 
 
-def corpus_files(patterns: Sequence[str]) -> list[Path]:
+def corpus_files(patterns: Sequence[str] | None) -> list[Path]:
     """The files that `patterns` match, sorted; without patterns, Python's standard library.
 
     Raises `DataError` if a pattern matches nothing.

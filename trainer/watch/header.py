@@ -26,7 +26,8 @@ def header_lines(
 ) -> dict[str, str]:
     """The lines that are known without a process group or weights."""
     trainer, parallel = config.trainer, config.parallel
-    overrides = " ".join(redact_override(o) for o in invocation.overrides)
+    shown = [o for o in invocation.overrides if not o.startswith("+recipe=")]
+    overrides = " ".join(redact_override(override) for override in shown)
     precision = parallel.param_dtype
     if parallel.param_dtype != parallel.reduce_dtype:
         precision += f", gradients summed in {parallel.reduce_dtype}"

@@ -1,0 +1,129 @@
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from trainer.launch import Invocation
+from trainer.watch import tracker
+from trainer.watch.config import WandbConfig
+from trainer.watch.metrics import Metrics, read
+from trainer.watch.peak import memory_gib, peak_flops, peak_flops_by_name
+from trainer.watch.progress import ProgressLine, describe, short
+from trainer.watch.redact import redact, redact_override
+from trainer.watch.tracker import Tracker
+from trainer.watch.watch import resume_command
+
+ROW = {
+    "kind": "train", "step": 20, "loss": 2.5, "grad_norm": 0.123, "tokens_per_second": 12345.0,
+    "mfu": 0.417, "memory_gib": 3.25, "skipped": 2,
+}  # fmt: skip
+
+
+def test_rows_of_steps_that_are_done_again_are_dropped(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    metrics = Metrics(file)
+    metrics.open(0)
+    for step in (1, 2, 3):
+        metrics.write({"kind": "train", "step": step})
+    metrics.close()
+    with file.open("a") as lines:
+        lines.write('{"kind": "train", "st')  # a crash in the middle of a line
+    metrics.open(2)
+    metrics.write({"kind": "train", "step": 3, "again": True})
+    metrics.close()
+    assert [row["step"] for row in read(file)] == [1, 2, 3]
+    assert read(file)[-1]["again"]
+    assert read(tmp_path / "none") == []
+
+
+def test_the_progress_line_says_it_all():
+    line = describe(ROW, 1000, 3725.0)
+    assert line == (
+        "step   20/1000  loss 2.5000  norm 0.123  12.3k tokens/s  mfu 41.7 %  3.2 GiB  2 skipped"
+        "  1:02:05 left"
+    )
+    assert "mfu" not in describe(ROW | {"mfu": None}, 1000, 0)
+    assert [short(n) for n in (5, 1234, 2.5e6, 7.1e10)] == ["5", "1.23k", "2.5M", "71G"]
+
+
+def test_a_terminal_gets_a_live_line_and_others_plain_ones(capsys):
+    live = ProgressLine(Console(force_terminal=True, width=120), 100)
+    live.open(0)
+    live.update(ROW, 60)
+    live.close()
+    assert "\x1b[" in capsys.readouterr().out
+    plain = ProgressLine(Console(force_terminal=False), 100)
+    plain.open(0)
+    plain.update(ROW, 60)
+    plain.close()
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+def test_secrets_are_hidden_at_any_depth():
+    plain = {"a": {"api_key": "x", "list": [{"password": "y"}]}, "hub_token": "z", "key": None}
+    assert redact(plain) == {
+        "a": {"api_key": "***", "list": [{"password": "***"}]}, "hub_token": "***", "key": None,
+    }  # fmt: skip
+    assert redact({"text_key": "text", "tokens": 5, "tokenizer": "t", "num_keys": 3}) == {
+        "text_key": "text", "tokens": 5, "tokenizer": "t", "num_keys": 3,
+    }  # fmt: skip
+    assert redact_override("+task.hub_token=abc") == "+task.hub_token=***"
+    assert redact_override("optim.lr=1") == "optim.lr=1"
+
+
+def test_online_without_a_key_goes_offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    assert tracker.mode(WandbConfig(mode="online")) == "offline"
+    monkeypatch.setenv("WANDB_API_KEY", "k")
+    assert tracker.mode(WandbConfig(mode="online")) == "online"
+    assert tracker.mode(WandbConfig()) == "offline"
+
+
+def test_a_tracker_that_breaks_is_switched_off(tmp_path, monkeypatch):
+    said = []
+    broken = Tracker(WandbConfig(mode="offline"), tmp_path, None)
+    monkeypatch.setattr(broken, "_start", lambda plain: 1 / 0)
+    broken.open({}, said.append)
+    broken.log(ROW)
+    broken.close(0)
+    assert said == ["wandb is switched off after an error: ZeroDivisionError: division by zero"]
+
+
+def test_an_offline_run_is_written_and_holds_no_secret(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("SECRET_IN_ENVIRONMENT", "hunter2hunter2")
+    run = Tracker(WandbConfig(mode="offline"), tmp_path, None)
+    run.open(redact({"hub": {"token": "abcdefabcdef"}}), print)
+    run.log(ROW)
+    run.close(0)
+    files = [f for f in tmp_path.rglob("*") if f.is_file()]
+    assert any(f.suffix == ".wandb" for f in files)
+    for file in files:
+        data = file.read_bytes()
+        assert b"hunter2hunter2" not in data, file
+        assert b"abcdefabcdef" not in data, file
+
+
+def test_mfu_knows_devices_by_the_longest_name():
+    assert peak_flops_by_name("NVIDIA H200") == 989e12
+    assert peak_flops_by_name("NVIDIA H100 PCIe") == 756e12
+    assert peak_flops_by_name("NVIDIA H100 80GB HBM3") == 989e12
+    assert peak_flops_by_name("Some Device") is None
+    assert peak_flops(torch.device("cpu")) is None
+    assert 0.01 < memory_gib(torch.device("cpu")) < 100
+
+
+def test_the_resume_command_is_the_command_again(tmp_path):
+    invocation = Invocation(
+        "local", ["trainer.steps=5", "run.dir=old", "trainer.resume=never", "data.files=[a b.txt]"]
+    )
+    assert resume_command(invocation, tmp_path) == (
+        f"python -m trainer trainer.steps=5 'data.files=[a b.txt]' run.dir={tmp_path} "
+        "trainer.resume=auto"
+    )
+
+
+def test_rows_are_json():
+    assert json.loads(json.dumps(ROW)) == pytest.approx(ROW)
