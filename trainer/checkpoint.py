@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
@@ -91,7 +92,7 @@ class Saver:
         self._on_first_rank(lambda: self._clear(temporary))
         try:
             save_tensors(_tensors(model, optimizer, device), checkpoint_id=temporary)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise CheckpointError(
                 f"cannot write {temporary}: {_cause(error)}: free some space, or set another run.dir"
             ) from error
@@ -143,7 +144,7 @@ class Saver:
         state = _tensors(model, optimizer, device, with_rng=same_ranks)
         try:
             load_tensors(state, checkpoint_id=checkpoint)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
             raise CheckpointError(
                 f"cannot read {checkpoint}: {_cause(error)}: resume with the configuration that "
                 "wrote it, or set trainer.resume to another checkpoint"

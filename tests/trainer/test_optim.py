@@ -34,7 +34,9 @@ def test_vectors_do_not_decay_and_frozen_parameters_are_left_out():
     module = torch.nn.Linear(3, 3)
     frozen = torch.nn.Parameter(torch.zeros(2, 2), requires_grad=False)
     optimizer = build_optimizer([*module.parameters(), frozen], OptimConfig(weight_decay=0.3))
-    groups = [([tuple(p.shape) for p in g["params"]], g["weight_decay"]) for g in optimizer.param_groups]
+    groups = [
+        ([tuple(p.shape) for p in g["params"]], g["weight_decay"]) for g in optimizer.param_groups
+    ]
     assert groups == [([(3, 3)], 0.3), ([(3,)], 0.0)]
 
 

@@ -124,6 +124,7 @@ class Watch:
             "lr": learning_rate(self.config.optim, number, self.plan.steps),
             "tokens": self.tokens,
             "tokens_per_second": interval.tokens / seconds,
+            "step_seconds": seconds / len(interval.losses),
             "mfu": None,
             "memory_gib": memory_gib(self.device),
             "skipped": guard.skipped,

@@ -1,0 +1,59 @@
+"""What every benchmark writes: one JSON file with the machine, the versions and the raw figures."""
+
+import json
+import platform
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def machine(device: str) -> dict[str, Any]:
+    """The device by name and number, and the processor."""
+    if device == "cuda":
+        name, count = torch.cuda.get_device_name(0), torch.cuda.device_count()
+    else:
+        name, count = "cpu", 1
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = names[0].partition(":")[2].strip() if names else cpu
+    return {"device": name, "count": count, "cpu": cpu, "multicast": False}
+
+
+def versions() -> dict[str, str]:
+    """Of what the figures depend on."""
+    describe = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--tags"],  # noqa: S607
+        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    nccl = ""
+    if torch.cuda.is_available():
+        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+    return {
+        "torch": torch.__version__,
+        "nccl": nccl,
+        "springtide": describe.stdout.strip() or "unknown",
+    }
+
+
+def write(
+    path: Path, name: str, device: str, config: dict[str, Any], rows: list[Any], summary: dict[str, Any]
+) -> None:
+    """Write the result file, whole."""
+    result = {
+        "name": name,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "command": " ".join(["python -m benchmarks." + name, *sys.argv[1:]]),
+        "machine": machine(device),
+        "versions": versions(),
+        "config": config,
+        "rows": rows,
+        "summary": summary,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
