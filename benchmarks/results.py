@@ -4,7 +4,7 @@ import json
 import platform
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,17 @@ def versions() -> dict[str, str]:
 
 
 def write(
-    path: Path, name: str, device: str, config: dict[str, Any], rows: list[Any], summary: dict[str, Any]
+    path: Path,
+    name: str,
+    device: str,
+    config: dict[str, Any],
+    rows: list[Any],
+    summary: dict[str, Any],
 ) -> None:
     """Write the result file, whole."""
     result = {
         "name": name,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": " ".join(["python -m benchmarks." + name, *sys.argv[1:]]),
         "machine": machine(device),
         "versions": versions(),

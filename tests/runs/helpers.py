@@ -1,0 +1,134 @@
+"""Whole runs as a person starts them: a command, its console, its exit code, its folder."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SMALL = (
+    "model.num_layers=2", "model.hidden_size=32", "model.intermediate_size=48", "model.num_heads=2",
+    "model.num_kv_heads=1", "model.head_dim=16", "data.sequence_length=32", "trainer.batch_size=8",
+    "trainer.eval_every=0", "trainer.workers=0", "logging.wandb.mode=disabled", "logging.every=1",
+    "checkpoint.every=0",
+)  # fmt: skip
+"""A model and a step that take no time, reporting every step."""
+
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if k != "HYDRA_FULL_ERROR"},
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def start(*arguments, cwd, prefix=("-m", "trainer"), env=None, **keywords):
+    """Start `python -m trainer ARGUMENTS`; console output is captured, both streams in one."""
+    return subprocess.Popen(
+        [sys.executable, *prefix, *map(str, arguments)],
+        cwd=cwd,
+        env={**ENVIRONMENT, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        **keywords,
+    )
+
+
+def finish(process, timeout=180):
+    """Wait for the end; returns exit code and console output."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        raise AssertionError(f"did not end within {timeout} s:\n{output}") from None
+    return process.returncode, output
+
+
+def run(*arguments, cwd, timeout=180, **keywords):
+    """Start and finish."""
+    return finish(start(*arguments, cwd=cwd, **keywords), timeout)
+
+
+def wait_for(condition, timeout=90):
+    """Poll until `condition()` is true; returns its value."""
+    end = time.monotonic() + timeout
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.02)
+    raise AssertionError("what was waited for did not happen")
+
+
+def metrics(run_dir, kind="train"):
+    """Rows of metrics.jsonl of one kind."""
+    file = Path(run_dir) / "metrics.jsonl"
+    if not file.is_file():
+        return []
+    lines = file.read_text().splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
+    return [row for row in rows if row["kind"] == kind]
+
+
+def reached(run_dir, step):
+    """Whether the run has reported this step."""
+    return any(row["step"] >= step for row in metrics(run_dir))
+
+
+def weights(run_dir, step):
+    """The model of a checkpoint, as whole tensors, and the plain progress beside it."""
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+    folder = Path(run_dir) / "checkpoints" / f"step-{step:08d}"
+    state = {}
+    _load_state_dict(
+        state,
+        storage_reader=FileSystemReader(folder),
+        planner=_EmptyStateDictLoadPlanner(),
+        no_dist=True,
+    )
+    flat = {}
+
+    def walk(node, prefix):
+        for key, value in node.items():
+            if isinstance(value, dict):
+                walk(value, f"{prefix}{key}/")
+            elif isinstance(value, torch.Tensor):
+                flat[f"{prefix}{key}"] = value
+
+    walk({key: state[key] for key in ("model", "optimizer")}, "")
+    return flat, json.loads((folder / "trainer.json").read_text())
+
+
+def ranks_of(pid):
+    """Process ids of the ranks that a launcher started, by rank."""
+    found = {}
+    for child in children(pid):
+        try:
+            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+            command = Path(f"/proc/{child}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"trainer.worker" in command:
+            rank = next((e for e in environment if e.startswith(b"RANK=")), None)
+            if rank:
+                found[int(rank[5:])] = child
+    return found
+
+
+def children(pid):
+    """Direct children of a process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            if int(stat.rsplit(")", 1)[1].split()[1]) == pid:
+                found.append(int(entry.name))
+    return found

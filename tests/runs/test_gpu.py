@@ -1,0 +1,126 @@
+"""The same promises on GPUs: `pytest -m gpu`. Tests that need two are skipped with one."""
+
+import signal
+
+import pytest
+import torch
+
+from models.attention import document_mask, packed_attention
+from tests.runs.helpers import SMALL, finish, metrics, reached, run, start, wait_for, weights
+
+GPUS = torch.cuda.device_count()
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS == 0, reason="no GPU")]
+two_gpus = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+BF16 = ["parallel=fsdp_bf16"]
+
+
+def losses(run_dir):
+    return [row["loss"] for row in metrics(run_dir)]
+
+
+@pytest.mark.parametrize(("H", "K", "window"), [(4, 4, None), (8, 2, None), (4, 1, 5)])
+def test_flash_attention_agrees_with_the_mask(H, K, window):
+    torch.manual_seed(0)
+    B, S, D = 2, 64, 32
+    q = torch.randn(B, H, S, D, device="cuda", requires_grad=True)
+    k, v = (torch.randn(B, K, S, D, device="cuda", requires_grad=True) for _ in range(2))
+    cu = torch.tensor([0, 10, 64, 65, 100, 128], dtype=torch.int32, device="cuda")
+    half = [x.detach().bfloat16().requires_grad_() for x in (q, k, v)]
+    out, _ = packed_attention(
+        torch.nn.Module(), *half, None, scaling=0.2, cu_seq_lens_q=cu, max_length_q=54,
+        sliding_window=window,
+    )  # fmt: skip
+    mask = document_mask(cu, B, S)
+    if window:
+        mask = mask & ~torch.ones(S, S, dtype=torch.bool, device="cuda").tril(-window)
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, scale=0.2, enable_gqa=True
+    ).transpose(1, 2)
+    grad = torch.randn_like(expected)
+    out.backward(grad.bfloat16())
+    expected.backward(grad)
+
+    def relative(a, b):
+        return ((a.float() - b).norm() / b.norm()).item()
+
+    assert relative(out, expected) < 1e-2
+    for x, y in zip(half, (q, k, v), strict=True):
+        assert relative(x.grad, y.grad) < 1e-2
+
+
+def test_bf16_on_one_gpu_learns(tmp_path):
+    code, output = run(
+        *SMALL, *BF16, "launch.nproc=1", "trainer.steps=60", "optim.lr=3e-3", "optim.warmup=5",
+        "run.dir=r", cwd=tmp_path,
+    )  # fmt: skip
+    assert code == 0, output
+    assert losses(tmp_path / "r")[-1] < 4.0
+    assert metrics(tmp_path / "r")[-1]["mfu"] is not None
+
+
+@two_gpus
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["launch.nproc=2"],
+        ["launch.nproc=2", "trainer.micro_batch_size=1"],
+        ["launch.nproc=2", "parallel.replicate=2", "parallel.activation_checkpointing=selective"],
+    ],
+)
+def test_two_gpus_equal_one(changes, tmp_path):
+    for name, extra in (("one", ["launch.nproc=1"]), ("r", changes)):
+        code, output = run(*SMALL, *extra, "trainer.steps=20", f"run.dir={name}", cwd=tmp_path)
+        assert code == 0, output
+    assert losses(tmp_path / "r") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+
+
+@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=two_gpus)])
+def test_a_resumed_run_is_the_same_bit_for_bit(nproc, tmp_path):
+    common = [*SMALL, *BF16, f"launch.nproc={nproc}", "trainer.deterministic=true",
+              "optim.schedule=constant", "trainer.resume=auto"]  # fmt: skip
+    for name, ends in (("whole", [10]), ("parts", [4, 10])):
+        for steps in ends:
+            code, output = run(*common, f"run.dir={name}", f"trainer.steps={steps}", cwd=tmp_path)
+            assert code == 0, output
+    expected, _ = weights(tmp_path / "whole", 10)
+    got, _ = weights(tmp_path / "parts", 10)
+    assert all(torch.equal(got[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("nproc", [1, pytest.param(2, marks=two_gpus)])
+def test_a_signal_stops_and_saves(nproc, tmp_path):
+    process = start(
+        *SMALL, *BF16, f"launch.nproc={nproc}", "trainer.steps=100000", "run.dir=r", cwd=tmp_path
+    )
+    wait_for(lambda: reached(tmp_path / "r", 3))
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process, timeout=60)
+    assert code == 75, output
+    assert "resume with" in output
+
+
+@two_gpus
+def test_a_killed_rank_ends_the_job_within_seconds(tmp_path):
+    import os
+    import time
+
+    from tests.runs.helpers import ranks_of
+
+    process = start(*SMALL, *BF16, "trainer.steps=100000", "run.dir=r", cwd=tmp_path)
+    wait_for(lambda: reached(tmp_path / "r", 3))
+    begin = time.monotonic()
+    os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+    code, output = finish(process, timeout=60)
+    assert code == 1, output
+    assert "rank 1 was killed by SIGKILL" in output
+    assert time.monotonic() - begin < 45
+
+
+def test_compiled_blocks_train_the_same(tmp_path):
+    for name, extra in (("a", []), ("b", ["parallel.compile=true"])):
+        code, output = run(
+            *SMALL, *BF16, *extra, "launch.nproc=1", "trainer.steps=6", f"run.dir={name}",
+            cwd=tmp_path,
+        )  # fmt: skip
+        assert code == 0, output
+    assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), abs=2e-2)
