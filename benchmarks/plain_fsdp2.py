@@ -10,11 +10,12 @@ import json
 import os
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-import yaml
+from omegaconf import OmegaConf
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -30,9 +31,8 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    with open(preset) as file:
-        config = CausalLMConfig(**yaml.safe_load(file))
-    model = build_causal_lm(config, transformers_config(config, 257))
+    config = CausalLMConfig(**OmegaConf.load(preset))
+    model: Any = build_causal_lm(config, transformers_config(config, 257))
     policy = MixedPrecisionPolicy(torch.bfloat16 if gpu else None, torch.float32)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 
 from benchmarks.results import write
 from models.causal_lm import (
@@ -128,10 +129,7 @@ def _run(command: list[str]) -> str:
 
 
 def _preset(name: str) -> dict[str, Any]:
-    import yaml
-
-    with (ROOT / "configs" / "model" / f"{name}.yaml").open() as file:
-        return dict(yaml.safe_load(file))
+    return dict(OmegaConf.load(ROOT / "configs" / "model" / f"{name}.yaml"))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,6 @@ class ParallelConfig:
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     expert: int = 1
     """Ranks that share the experts of a mixture-of-experts layer."""
-    node_size: int | None = None
-    """Ranks of a node; null: the launcher's. A smaller number makes virtual nodes."""
     param_dtype: str = "float32"
     """Type that layers are gathered and computed in; the optimizer always keeps fp32."""
     reduce_dtype: str = "float32"
@@ -53,9 +51,8 @@ class ParallelConfig:
     def __post_init__(self) -> None:
         for name in ("replicate", "expert"):
             at_least(f"parallel.{name}", getattr(self, name), 1)
-        for name in ("shard", "node_size"):
-            if getattr(self, name) is not None:
-                at_least(f"parallel.{name}", getattr(self, name), 1)
+        if self.shard is not None:
+            at_least("parallel.shard", self.shard, 1)
         at_least("parallel.sequence.size", self.sequence.size, 1)
         one_of("parallel.param_dtype", self.param_dtype, DTYPES)
         one_of("parallel.reduce_dtype", self.reduce_dtype, DTYPES)

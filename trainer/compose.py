@@ -180,7 +180,7 @@ def explain(error: BaseException, arguments: Sequence[str]) -> str:
 def _wanted(key: str, config: DictConfig) -> str | None:
     """What kind of value the schema wants for `key`, in words."""
     parent, _, last = key.rpartition(".")
-    node = (OmegaConf.select(config, parent) if parent else config)._get_node(last)
+    node: Any = (OmegaConf.select(config, parent) if parent else config)._get_node(last)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     if isinstance(node, ListConfig):
         return "a list, such as [a,b]"

@@ -14,14 +14,16 @@ from typing import Any
 
 from trainer import stop
 from trainer.errors import DATA, FAILED, RunError
+from trainer.peers import leave_with_dead_peers
 
 
 def main() -> None:
     """Entry point of a rank that our launcher started."""
     stop.install()
     stop.die_with_parent()
-    from trainer.launch import PAYLOAD
+    from trainer.launch import PAYLOAD, RECORDS
 
+    leave_with_dead_peers(Path(os.environ[RECORDS]), int(os.environ["RANK"]))
     code = run(json.loads(os.environ.pop(PAYLOAD)))
     sys.stdout.flush()
     sys.stderr.flush()

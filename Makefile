@@ -1,0 +1,33 @@
+# make train    train the default recipe (ARGS="+recipe=NAME key=value" for another)
+# make test     lint, types, import contract, tests (TESTS="tests/parallel -k norm" for some)
+# make lint     lint, types, import contract
+PYTHON ?= python3
+ARGS ?=
+TESTS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: train test lint format
+
+train: $(VENV)/.installed
+	$(BIN)/python -m trainer $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/deptry .
+	$(BIN)/codespell
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@

@@ -1,0 +1,102 @@
+"""Other launchers start the ranks: torchrun on two nodes, the tasks of a SLURM step, two runs at once."""
+
+import os
+import signal
+
+import pytest
+
+from tests.runs.helpers import SMALL, finish, metrics, reached, run, start, wait_for
+
+pytestmark = pytest.mark.slow
+TORCHRUN = ("-m", "torch.distributed.run")
+
+
+def test_torchrun_on_two_nodes_makes_one_run(tmp_path):
+    """Two agents on this machine, two ranks each: one run folder, one console, one configuration."""
+    port = 20_000 + os.getpid() % 20_000
+    common = [
+        "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--local-addr=127.0.0.1", "-m", "trainer", *SMALL, "trainer.steps=4", "parallel.replicate=2",
+    ]  # fmt: skip
+    nodes = [start(*common, cwd=tmp_path, prefix=TORCHRUN) for _ in range(2)]
+    ended = [finish(node) for node in nodes]
+    assert [code for code, _ in ended] == [0, 0], ended
+    output = "".join(text for _, text in ended)
+    assert output.count("done: 4 steps") == 1
+    assert "4 x CPU, torchrun; replicate 2 x shard 2" in output
+    [folder] = (tmp_path / "runs").iterdir()
+    assert sorted(p.name for p in folder.iterdir() if p.name != ".lock") == [
+        "checkpoints", "config.yaml", "metrics.jsonl", "ranks",
+    ]  # fmt: skip
+    assert sorted(p.name for p in (folder / "ranks").iterdir()) == [
+        "rank1.log", "rank2.log", "rank3.log",
+    ]  # fmt: skip
+    assert len(metrics(folder)) == 4
+
+
+def test_torchrun_prints_a_wrong_key_once(tmp_path):
+    code, output = run(
+        "--standalone", "--nproc-per-node=2", "-m", "trainer", "paralel.shard=2", cwd=tmp_path,
+        prefix=TORCHRUN,
+    )  # fmt: skip
+    assert code != 0
+    assert output.count("did you mean parallel.shard?") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_torchruns_sigterm_saves(tmp_path):
+    process = start(
+        "--standalone", "--nproc-per-node=2", "-m", "trainer", *SMALL, "trainer.steps=100000",
+        "run.dir=r", cwd=tmp_path, prefix=TORCHRUN,
+    )  # fmt: skip
+    wait_for(lambda: reached(tmp_path / "r", 3))
+    process.send_signal(signal.SIGTERM)
+    _, output = finish(process, timeout=60)
+    assert "resume with: python -m trainer" in output
+    last = metrics(tmp_path / "r")[-1]["step"]
+    assert (tmp_path / "r" / "checkpoints" / f"step-{last:08d}" / "trainer.json").is_file()
+
+
+def test_the_tasks_of_a_slurm_step_are_the_ranks(tmp_path):
+    """Two tasks on two nodes; the job around the step is larger, and must not matter."""
+    step = {
+        "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "8", "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0",
+        "SLURM_LOCALID": "0", "MASTER_ADDR": "127.0.0.1",
+    }  # fmt: skip
+    tasks = [
+        start(
+            *SMALL,
+            "trainer.steps=4",
+            "run.dir=r",
+            cwd=tmp_path,
+            env={**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)},
+        )  # fmt: skip
+        for rank in range(2)
+    ]
+    ended = [finish(task) for task in tasks]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "2 x CPU, slurm; shard 2" in ended[0][1]
+    assert ended[1][1] == ""
+    assert len(metrics(tmp_path / "r")) == 4
+
+
+def test_two_runs_at_once_on_one_machine(tmp_path):
+    """Started in the same second: neither port nor folder collides."""
+    runs = [start(*SMALL, "trainer.steps=4", f"trainer.seed={n}", cwd=tmp_path) for n in range(2)]
+    for process in runs:
+        code, output = finish(process)
+        assert code == 0, output
+    folders = list((tmp_path / "runs").iterdir())
+    assert len(folders) == 2
+    assert all(len(metrics(folder)) == 4 for folder in folders)
+
+
+def test_a_sweep_runs_each_value_in_a_folder_of_its_own(tmp_path):
+    code, output = run(
+        "--multirun", "optim.lr=1e-3,2e-3", *SMALL, "trainer.steps=2", "launch.nproc=1",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert code == 0, output
+    assert len(list((tmp_path / "runs").iterdir())) == 2
+    assert output.count("done: 2 steps") == 2

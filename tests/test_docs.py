@@ -1,0 +1,142 @@
+"""Every command in the documentation runs, as it is written there."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import install
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md")),
+]
+BLOCK = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```", re.M | re.S)
+
+ELSEWHERE = {
+    "make test": "this run is it",
+    "make lint": "make test begins with it",
+    'make test TESTS="tests/recipes"': "make test, for a part",
+    "make format": "would change the checkout",
+    "torchrun --nnodes=8": "tests/runs/test_launchers.py runs two nodes on this machine",
+    "srun --nodes=8": "tests/runs/test_launchers.py sets the variables of a step",
+    "pip install ./sine": "installed below, without a network",
+    "python -m benchmarks.trunk --gpus": "needs GPUs; tests/test_benchmarks.py runs it on the CPU",
+}
+"""Commands that are not run here, by their beginning, and what runs instead."""
+
+
+def blocks(page):
+    return BLOCK.findall((ROOT / page).read_text())
+
+
+def commands(page):
+    lines = [line for kind, _, text in blocks(page) if kind == "bash" for line in text.splitlines()]
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A copy of what the commands need, with the files that the pages show, and its environment."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name in ("docs", "Makefile", "pyproject.toml", "constraints.txt"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    for page in PAGES:
+        for _, title, text in blocks(page):
+            if title:
+                (folder / title).parent.mkdir(parents=True, exist_ok=True)
+                (folder / title).write_text(text)
+    # `make train` shall use the environment that the tests run in, not install another.
+    binaries = folder / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    (binaries / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (binaries / "python").chmod(0o755)
+    (folder / ".venv" / ".installed").touch()
+    (folder / "plugin").mkdir()
+    install(folder / "sine", folder / "plugin")
+    environment = {
+        **os.environ,
+        "PATH": f"{binaries}:{os.environ['PATH']}",
+        "PYTHONPATH": str(folder / "plugin"),
+        "ARGS": "trainer.steps=10",  # make train: the first steps of it
+    }
+    environment.pop("HYDRA_FULL_ERROR", None)
+    return folder, environment
+
+
+def is_elsewhere(command):
+    return any(command.startswith(prefix) for prefix in ELSEWHERE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_run(page, workplace):
+    folder, environment = workplace
+    for command in commands(page):
+        if is_elsewhere(command):
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True,
+            timeout=240,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_sine_learns_to_be_one(workplace):
+    """The example of `docs/writing-a-task.md` does what the page says."""
+    folder, environment = workplace
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer", "task=sine", "model=sine", "data=sine",
+         "trainer.steps=300", "trainer.batch_size=64", "optim.lr=1e-2", "run.dir=sine-run",
+         "checkpoint.every=0"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    error = float(re.findall(r"error (\d\.\d+)", done.stdout)[-1])
+    assert error < 0.1
+    bad = subprocess.run(
+        [sys.executable, "-m", "trainer", "task=sine", "model=sine", "data=sine", "task.noise=-1"],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert bad.returncode == 2
+    assert "set task.noise to 0 or more" in bad.stderr
+
+
+def test_every_exception_to_the_rule_is_still_needed():
+    written = [command for page in PAGES for command in commands(page)]
+    for prefix in ELSEWHERE:
+        assert any(command.startswith(prefix) for command in written), prefix
+
+
+def test_the_list_of_keys_is_up_to_date():
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.keys"], capture_output=True, text=True, check=True
+    )
+    assert (ROOT / "docs" / "configuration.md").read_text().endswith(done.stdout)
+
+
+def test_links_lead_somewhere():
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
+            assert ((ROOT / page).parent / target).exists(), f"{page}: {target}"
+
+
+def test_every_key_has_a_meaning():
+    from trainer.keys import markdown
+
+    empty = [
+        line for line in markdown().splitlines() if line.startswith("| `") and line.endswith("|  |")
+    ]
+    names = [line.split("`")[1] for line in empty]
+    obvious = {"model.num_layers", "model.hidden_size", "model.intermediate_size", "model.num_heads",
+               "model.num_kv_heads", "model.head_dim", "model.max_positions", "model.rope_theta",
+               "model.tie_embeddings", "optim.betas", "optim.eps", "task.name",
+               "logging.wandb.project", "logging.wandb.entity"}  # fmt: skip
+    assert set(names) <= obvious
