@@ -13,7 +13,7 @@ train: $(VENV)/.installed
 	$(BIN)/python -m trainer $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -31,7 +31,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if gpu else "gloo", device_id=device if gpu else None)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    config = CausalLMConfig(**OmegaConf.load(preset))
+    config = CausalLMConfig(**OmegaConf.load(preset))  # type: ignore[arg-type]
     model: Any = build_causal_lm(config, transformers_config(config, 257))
     policy = MixedPrecisionPolicy(torch.bfloat16 if gpu else None, torch.float32)
     for layer in model.model.layers:

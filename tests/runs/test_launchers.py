@@ -71,7 +71,7 @@ def test_the_tasks_of_a_slurm_step_are_the_ranks(tmp_path):
             "run.dir=r",
             cwd=tmp_path,
             env={**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)},
-        )  # fmt: skip
+        )
         for rank in range(2)
     ]
     ended = [finish(task) for task in tasks]
