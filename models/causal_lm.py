@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from torch import Tensor, nn
 
 from configs.values import at_least, one_of
@@ -119,6 +120,22 @@ def _transformers_config(config: CausalLMConfig, vocab_size: int) -> Any:
 
     one_of("model.type", config.type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     return AutoConfig.for_model(config.type, **{"vocab_size": vocab_size, **fields})
+
+
+def local_folder(path: str) -> Path:
+    """`path` if it is a folder, else the local copy of the hub's model of that name.
+
+    Raises `ValueError` if it is neither, or the hub cannot be reached.
+    """
+    if Path(path).is_dir():
+        return Path(path)
+    try:
+        return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+    except (OSError, HFValidationError) as error:
+        raise ValueError(
+            f"model.path={path} is neither a folder nor a model that can be reached from here: "
+            "set model.path to a local folder"
+        ) from error
 
 
 def uses_packed_attention(config: CausalLMConfig, hf_config: Any) -> bool:

@@ -16,6 +16,7 @@ from models.causal_lm import (
     attention_width,
     build_causal_lm,
     init_weights,
+    local_folder,
     matmul_parameters,
     next_token_loss,
     transformers_config,
@@ -107,8 +108,8 @@ class PretrainTask:
         return tokenized(files, data.text_key, self.tokenizer, data.holdout, cache)
 
     def check(self) -> None:
-        """Load the tokenizer, read the model's configuration and tokenize the corpus."""
-        _ = self.hf_config
+        """Load the tokenizer, find the model, and tokenize the corpus."""
+        _ = self.hf_config, self.weights_folder()
         train, held_out = self._parts
         if not len(train.tokens):
             where = " ".join(self.data_config.files or ["the standard library"])
@@ -133,7 +134,7 @@ class PretrainTask:
     def weights_folder(self) -> Path | None:
         """`model.path`, if its weights are wanted."""
         config = self.model_config
-        return Path(config.path) if config.path and config.load_weights else None
+        return local_folder(config.path) if config.path and config.load_weights else None
 
     def locate_weights(self, model: nn.Module, stored: Iterable[str]) -> dict[str, Stored]:
         """By transformers' own rules."""

@@ -40,11 +40,11 @@ class CheckpointConfig:
     """The `checkpoint` node."""
 
     every: int = 500
-    """Save every so many steps; 0: only at the end and when stopped."""
+    """Save every so many steps; 0: only at the end, and when stopped by a signal."""
     keep: int = 2
     """How many complete checkpoints stay."""
     at_end: bool = True
-    """Save after the last step and when stopped."""
+    """Save after the last step."""
 
     def __post_init__(self) -> None:
         at_least("checkpoint.every", self.every, 0)

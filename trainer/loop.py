@@ -72,7 +72,7 @@ def update(job: Job, step: Step) -> tuple[Tensor, Tensor]:
 def finish(job: Job, code: int) -> int:
     """Save what is not saved yet, report, and say goodbye."""
     job.watch.flush(job.guard)
-    if job.state.step and job.config.checkpoint.at_end:
+    if job.state.step and (code == STOPPED or job.config.checkpoint.at_end):
         job.save()
     job.watch.close(job.state.step, code, job.saver.newest())
     return code

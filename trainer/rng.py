@@ -15,7 +15,9 @@ def rng_state(device: torch.device) -> dict[str, Tensor]:
     assert name == "MT19937"
     state = {
         "python": torch.tensor(words, dtype=torch.int64),
-        "python_gauss": torch.tensor([float("nan") if gauss is None else gauss]).double(),
+        "python_gauss": torch.tensor(
+            [float("nan") if gauss is None else gauss], dtype=torch.float64
+        ),
         "numpy": torch.tensor([*np.asarray(keys).tolist(), position, has_gauss], dtype=torch.int64),
         "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
         "torch": torch.get_rng_state(),

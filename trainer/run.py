@@ -60,6 +60,8 @@ class Job:
     guard: Guard
     watch: Watch
     state: State = field(default_factory=State)
+    saved_step: int = -1
+    """The step of the newest checkpoint that this run wrote or read."""
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -81,9 +83,11 @@ class Job:
         )
 
     def save(self) -> None:
-        """Write a checkpoint of this moment."""
-        with self.watch.paused():
-            self._save()
+        """Write a checkpoint of this moment, unless there is one."""
+        if self.saved_step != self.state.step:
+            with self.watch.paused():
+                self._save()
+            self.saved_step = self.state.step
 
     def _save(self) -> None:
         self.guard.read()
@@ -92,6 +96,7 @@ class Job:
             "samples": self.state.samples,
             "skipped": self.guard.skipped,
             "recipe": self.config.recipe,
+            "tokens": self.watch.tokens,
             "tracker": self.watch.tracker_id,
         }
         path = self.saver.save(self.model, self.optimizer, progress, self.device)
@@ -101,7 +106,9 @@ class Job:
         """Go back to a checkpoint."""
         progress = self.saver.load(checkpoint, self.model, self.optimizer, self.device)
         self.state = State(progress["step"], progress["samples"])
+        self.saved_step = self.state.step
         self.guard.skipped = progress["skipped"]
+        self.watch.tokens = progress["tokens"]
         self.watch.tracker_id = progress["tracker"]
 
 

@@ -61,7 +61,10 @@ def run(payload: dict[str, Any]) -> int:
 
 
 def report(code: int, text: str) -> int:
-    """Leave a record of a failure for the launcher, or print it where there is none of ours."""
+    """Leave a record of a failure for the launcher, or print it where there is none.
+
+    torchrun prints the traceback of the rank that failed first, from the file that it asks for.
+    """
     from trainer.launch import RECORDS
 
     rank = os.environ.get("RANK", "0")
@@ -70,13 +73,20 @@ def report(code: int, text: str) -> int:
         record = {"time": time.time(), "code": code, "text": text}
         (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(record))
         print(text, file=sys.stderr) if rank != "0" else None  # into the rank's own file
-    elif code == FAILED or rank == "0":
+    elif code == FAILED and "TORCHELASTIC_ERROR_FILE" not in os.environ:
+        print(f"rank {rank} lost its peers" if _lost_peers() else text, file=_console())
+    elif code != FAILED and rank == "0":
         print(text, file=_console())
     if "TORCHELASTIC_ERROR_FILE" in os.environ and sys.exc_info()[1] is not None:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         get_error_handler().record_exception(sys.exc_info()[1])  # type: ignore[arg-type]
     return code
+
+
+def _lost_peers() -> bool:
+    """Whether the error that is being handled only says that another rank is gone."""
+    return "closed by peer" in str(sys.exc_info()[1]) or "reset by peer" in str(sys.exc_info()[1])
 
 
 _original_stderr: int | None = None

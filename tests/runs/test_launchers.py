@@ -100,3 +100,12 @@ def test_a_sweep_runs_each_value_in_a_folder_of_its_own(tmp_path):
     assert code == 0, output
     assert len(list((tmp_path / "runs").iterdir())) == 2
     assert output.count("done: 2 steps") == 2
+
+
+def test_under_torchrun_a_failing_rank_shows_its_traceback_once(plugin, tmp_path):
+    code, output = run(
+        "--standalone", "--nproc-per-node=2", "-m", "trainer", "task=faulty", "model=faulty",
+        "data=faulty", *SMALL, "task.fault=raise", cwd=tmp_path, prefix=TORCHRUN, env=plugin,
+    )  # fmt: skip
+    assert code == 1, output
+    assert output.count("RuntimeError: this rank was told to fail") == 1, output

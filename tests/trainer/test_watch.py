@@ -127,3 +127,12 @@ def test_the_resume_command_is_the_command_again(tmp_path):
 
 def test_rows_are_json():
     assert json.loads(json.dumps(ROW)) == pytest.approx(ROW)
+
+
+def test_a_figure_that_is_not_finite_is_null_in_the_file(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    metrics.open(0)
+    metrics.write(ROW | {"loss": float("nan"), "grad_norm": float("inf")})
+    metrics.close()
+    [row] = read(tmp_path / "metrics.jsonl")
+    assert (row["loss"], row["grad_norm"], row["step"]) == (None, None, 20)

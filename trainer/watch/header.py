@@ -53,7 +53,7 @@ def header_lines(
         + f"; up to {trainer.nonfinite_limit} non-finite steps in a row are skipped",
     }
     if run_dir is not None:
-        lines["run folder"] = f"{_short(run_dir)} ({free_gib(run_dir):,.0f} GiB free)"
+        lines["run folder"] = f"{short_path(run_dir)} ({free_gib(run_dir):,.0f} GiB free)"
     every = config.checkpoint.every
     lines["checkpoints"] = (
         f"every {every} steps" if every else "at the end only"
@@ -87,7 +87,8 @@ def free_gib(path: Path) -> float:
     return shutil.disk_usage(path).free / 2**30
 
 
-def _short(path: Path) -> str:
+def short_path(path: Path) -> str:
+    """The path as seen from where the command was given, if that is shorter."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

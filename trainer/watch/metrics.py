@@ -1,6 +1,7 @@
 """`metrics.jsonl`: every figure of a run, one JSON object a line. Other views are made from it."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,9 +24,13 @@ class Metrics:
         self._file = self.path.open("a", buffering=1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one row; it is in the file when this returns."""
+        """Append one row; it is in the file when this returns. NaN and infinity become null."""
         if self._file is not None:
-            self._file.write(json.dumps(row) + "\n")
+            plain = {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in row.items()
+            }
+            self._file.write(json.dumps(plain, allow_nan=False) + "\n")
 
     def close(self) -> None:
         """No more rows."""

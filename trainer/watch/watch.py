@@ -22,7 +22,7 @@ from trainer.guard import Guard
 from trainer.launch import Invocation
 from trainer.optim import learning_rate
 from trainer.plan import Plan
-from trainer.watch.header import header_lines, print_header, versions
+from trainer.watch.header import header_lines, print_header, short_path, versions
 from trainer.watch.metrics import Metrics
 from trainer.watch.peak import device_name, memory_gib, peak_flops
 from trainer.watch.progress import ProgressLine, short
@@ -90,7 +90,10 @@ class Watch:
         shards = self.plan.mesh["shard"]
         # fp32 weights, gradients and two AdamW moments
         kept = f"{total * 16 / shards / 2**30:.2f} GiB a rank for weights, gradients and optimizer"
+        if self.device.type == "cuda":
+            kept += f", of {torch.cuda.mem_get_info(self.device)[1] / 2**30:.0f}"
         lines["parameters"] = f"{short(total)}; {kept}"
+        lines["checkpoints"] += f", {total * 12 / 2**30:.2f} GiB each"
         lines["versions"] = versions()
         lines["start"] = f"step {step}, from {resumed}" if resumed else "step 0, random weights"
         if task.weights_folder() and not resumed:
@@ -103,6 +106,7 @@ class Watch:
         interval.losses.append(loss)
         interval.norm = norm
         interval.tokens += step.count
+        self.tokens += step.count
         interval.flops += step.flops
         if number % self.config.logging.every == 0 or number == self.plan.steps:
             self._report(number, guard)
@@ -115,7 +119,6 @@ class Watch:
         norm = interval.norm.item()
         now = time.monotonic()
         seconds = now - interval.since - interval.paused
-        self.tokens += interval.tokens
         row: dict[str, Any] = {
             "kind": "train",
             "step": number,
@@ -157,7 +160,7 @@ class Watch:
     def saved(self, number: int, path: Path) -> None:
         """Report a checkpoint."""
         if self.speaks:
-            self._progress.say(f"saved step {number} in {path}")
+            self._progress.say(f"saved step {number} in {short_path(path)}")
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -179,11 +182,11 @@ class Watch:
         if code == STOPPED and newest is None:
             say("stopped before the first step; nothing to save: start again with the same command")
         elif code == STOPPED:
-            say(f"stopped after step {number}, saved in {newest}")
+            say(f"stopped after step {number}, saved in {short_path(newest)}")
             say(f"resume with: {resume_command(self.invocation, run_dir)}")
         elif code == DONE:
             seconds = time.monotonic() - self._started
-            say(f"done: {number} steps in {seconds:.0f} s; everything is in {run_dir}")
+            say(f"done: {number} steps in {seconds:.0f} s; everything is in {short_path(run_dir)}")
             say("  metrics.jsonl  every figure        config.yaml  what ran")
             if newest is not None:
                 say(
@@ -207,5 +210,5 @@ def resume_command(invocation: Invocation, run_dir: Path) -> str:
     """The command line that goes on with a run."""
     given = [redact_override(override) for override in invocation.overrides]
     kept = [o for o in given if not o.lstrip("+").startswith(("run.dir=", "trainer.resume="))]
-    words = [*kept, f"run.dir={run_dir}", "trainer.resume=auto"]
+    words = [*kept, f"run.dir={short_path(run_dir)}", "trainer.resume=auto"]
     return "python -m trainer " + " ".join(shlex.quote(word) for word in words)
