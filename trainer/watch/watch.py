@@ -181,7 +181,7 @@ class Watch:
         run_dir = self.run_dir
         if code == STOPPED and newest is None:
             say("stopped before the first step; nothing to save: start again with the same command")
-        elif code == STOPPED:
+        elif code == STOPPED and newest is not None:
             say(f"stopped after step {number}, saved in {short_path(newest)}")
             say(f"resume with: {resume_command(self.invocation, run_dir)}")
         elif code == DONE:
