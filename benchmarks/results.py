@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,17 @@ def versions() -> dict[str, str]:
     return {
         "torch": torch.__version__,
         "nccl": nccl,
-        "springtide": describe.stdout.strip() or "unknown",
+        "springtide": describe.stdout.strip() or metadata.version("springtide"),
     }
+
+
+def command(name: str, arguments: list[str]) -> str:
+    """What to type to measure again; where the result went is left out."""
+    kept = list(arguments)
+    if "--json" in kept:
+        at = kept.index("--json")
+        del kept[at : at + 2]
+    return " ".join(["python -m benchmarks." + name, *kept])
 
 
 def write(
@@ -53,7 +63,7 @@ def write(
     result = {
         "name": name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": " ".join(["python -m benchmarks." + name, *sys.argv[1:]]),
+        "command": command(name, sys.argv[1:]),
         "machine": machine(device),
         "versions": versions(),
         "config": config,

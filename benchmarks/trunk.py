@@ -56,11 +56,11 @@ def main() -> None:
             seconds = kind(size)[1:]  # the first interval compiles kernels and fills caches
             rows.append({"kind": kind.__name__, "round": number, "seconds_per_interval": seconds})
             print(json.dumps(rows[-1]), flush=True)
-    summary = summarize(size, rows, options.device)
+        summary = summarize(size, rows, options.device)
+        if options.json:  # after every round, so that a run that is cut short leaves its figures
+            write(options.json, "trunk", options.device, size, rows, summary)
     for key, value in summary.items():
         print(f"{key:28} {value}")
-    if options.json:
-        write(options.json, "trunk", options.device, size, rows, summary)
 
 
 def summarize(size: dict[str, Any], rows: list[Any], device: str) -> dict[str, Any]:

@@ -23,6 +23,12 @@ def test_the_trunks_benchmark(tmp_path):
     assert result["summary"]["ours_tokens_per_second"] > 0
 
 
+def test_the_page_of_figures_is_up_to_date():
+    from benchmarks.performance import PAGE, page
+
+    assert PAGE.read_text() == page()
+
+
 def test_committed_results_have_the_schema():
     files = list((Path(__file__).parent.parent / "benchmarks" / "results").glob("*.json"))
     for file in files:

@@ -1,0 +1,70 @@
+"""Writes `docs/performance.md` from the files under `benchmarks/results/`: no figure is typed.
+
+python -m benchmarks.performance
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+
+HEAD = """\
+# Performance
+
+This page is written by `benchmarks/performance.py` from the files under `benchmarks/results/`, each
+with the machine, the versions and the command that made it.
+
+```bash
+python -m benchmarks.performance
+```
+"""
+
+TRUNK = """
+## What the loop costs
+
+The trainer beside the same model under plain FSDP2 in a short script
+([benchmarks/plain_fsdp2.py](../benchmarks/plain_fsdp2.py)): separate processes, in turn, on the same
+shape of batch and the same attention. The trainer's times include its reports, agreements between
+ranks, the norm, clipping, the guard against non-finite steps, and reading data. Medians over all
+intervals of all rounds; the overhead is their ratio, the noise the largest spread of one process.
+
+```bash
+python -m benchmarks.trunk --gpus 2
+```
+
+| model | GPUs | ms a step (plain / ours) | tokens/s | MFU | overhead | noise |
+|---|---|---|---|---|---|---|
+"""
+
+
+def trunk_row(result: dict[str, Any]) -> str:
+    """One line of the table: a result file of `benchmarks.trunk`."""
+    figures, config = result["summary"], result["config"]
+    device = result["machine"]["device"].removeprefix("NVIDIA ")
+    every = [row["seconds_per_interval"] for row in result["rows"]]
+    spread = max((max(s) - min(s)) / min(s) for s in every)
+    return (
+        f"| {config['model']}, {config['batch']} x {config['length']:,} tokens a GPU "
+        f"| {config['ranks']} {device} "
+        f"| {figures['plain_ms_per_step']} / {figures['ours_ms_per_step']} "
+        f"| {figures['plain_tokens_per_second']:,} / {figures['ours_tokens_per_second']:,} "
+        f"| {100 * figures['plain_mfu']:.1f} % / {100 * figures['ours_mfu']:.1f} % "
+        f"| {100 * figures['overhead']:+.2f} % | {100 * spread:.1f} % |"
+    )
+
+
+def page() -> str:
+    """The whole page."""
+    results = [json.loads(f.read_text()) for f in sorted((ROOT / "benchmarks/results").glob("*"))]
+    trunk = [r for r in results if r["name"] == "trunk"]
+    versions = sorted(
+        {f"torch {r['versions']['torch']}, NCCL {r['versions']['nccl']}" for r in trunk}
+    )
+    rows = "\n".join(trunk_row(r) for r in trunk)
+    return f"{HEAD}{TRUNK}{rows}\n\nMeasured with {'; '.join(versions)}; bf16, fp32 gradients, eager.\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
