@@ -28,8 +28,8 @@ from trainer.launch import Invocation
 from trainer.optim import build_optimizer
 from trainer.plan import Plan, make_plan
 from trainer.plugins import tasks
+from trainer.process import redirect_output
 from trainer.watch.watch import Watch
-from trainer.worker import redirect_output
 
 
 @dataclass

@@ -2,13 +2,9 @@
 
 import json
 import os
-import random
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +36,7 @@ def run(payload: dict[str, Any]) -> int:
     from trainer.config import build_config
     from trainer.launch import Invocation
     from trainer.loop import train
+    from trainer.process import process_group, seed_everything
     from trainer.run import assemble
 
     try:
@@ -66,6 +63,7 @@ def report(code: int, text: str) -> int:
     torchrun prints the traceback of the rank that failed first, from the file that it asks for.
     """
     from trainer.launch import RECORDS
+    from trainer.process import console
 
     rank = os.environ.get("RANK", "0")
     folder = os.environ.get(RECORDS)
@@ -74,9 +72,9 @@ def report(code: int, text: str) -> int:
         (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(record))
         print(text, file=sys.stderr) if rank != "0" else None  # into the rank's own file
     elif code == FAILED and "TORCHELASTIC_ERROR_FILE" not in os.environ:
-        print(f"rank {rank} lost its peers" if _lost_peers() else text, file=_console())
+        print(f"rank {rank} lost its peers" if _lost_peers() else text, file=console())
     elif code != FAILED and rank == "0":
-        print(text, file=_console())
+        print(text, file=console())
     if "TORCHELASTIC_ERROR_FILE" in os.environ and sys.exc_info()[1] is not None:
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -87,76 +85,6 @@ def report(code: int, text: str) -> int:
 def _lost_peers() -> bool:
     """Whether the error that is being handled only says that another rank is gone."""
     return "closed by peer" in str(sys.exc_info()[1]) or "reset by peer" in str(sys.exc_info()[1])
-
-
-_original_stderr: int | None = None
-
-
-def _console() -> Any:
-    """Standard error as the rank was born with it."""
-    return sys.stderr if _original_stderr is None else os.fdopen(os.dup(_original_stderr), "w")
-
-
-def redirect_output(file: Path) -> None:
-    """Send everything this process prints, libraries included, to `file`."""
-    global _original_stderr
-    file.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    _original_stderr = os.dup(2)
-    with file.open("a") as target:
-        os.dup2(target.fileno(), 1)
-        os.dup2(target.fileno(), 2)
-
-
-@contextmanager
-def process_group(timeout: float) -> Iterator[Any]:
-    """Join the ranks; yields this rank's device. A lone rank needs no launcher."""
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import HashStore
-
-    alone = "RANK" not in os.environ
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1"):
-        # One machine: gloo need not ask what address the host's name has.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-        backend, device_id = "cpu:gloo,cuda:nccl", device
-    else:
-        device, backend, device_id = torch.device("cpu"), "gloo", None
-    dist.init_process_group(
-        backend,
-        rank=rank,
-        world_size=world_size,
-        store=HashStore() if alone else None,
-        timeout=timedelta(seconds=timeout),
-        device_id=device_id,
-    )
-    try:
-        yield device
-        dist.barrier()
-    finally:
-        # After a failure the peers may be gone, and saying goodbye to them would hang.
-        if sys.exc_info()[0] is None or world_size == 1:
-            dist.destroy_process_group()
-
-
-def seed_everything(seed: int, deterministic: bool) -> None:
-    """Equal random states on every rank; `deterministic` also refuses operations that are not."""
-    import numpy as np
-    import torch
-
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
 
 
 if __name__ == "__main__":
