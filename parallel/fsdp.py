@@ -5,9 +5,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from collectives.config import CollectivesConfig
 from parallel.blocks import find_blocks, large_leaves
 from parallel.mesh import ParallelConfig, fsdp_mesh
 from parallel.recompute import compile_block, recompute
+from parallel.tide import use_tide
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
@@ -37,6 +39,30 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> n
         )
     fully_shard(model, mesh=sub_mesh, mp_policy=policy)
     return model
+
+
+def choose_collectives(model: nn.Module, config: CollectivesConfig) -> list[str]:
+    """Have the groups of a parallelized model use the configured collectives.
+
+    Returns a line for each reason why some groups stay on torch's.
+    """
+    if config.name == "stock":
+        return []
+    stayed = use_tide(
+        model,
+        slots=config.slots,
+        chunk=config.chunk,
+        timeout=config.timeout,
+        poison=config.poison,
+    )
+    groups: dict[str, list[str]] = {}
+    for line in stayed:
+        name, _, reason = line.partition(" stays on torch's collectives: ")
+        groups.setdefault(reason, []).append(name)
+    return [
+        f"{names[0] if len(names) == 1 else f'{len(names)} groups'} on torch's collectives: {reason}"
+        for reason, names in groups.items()
+    ]
 
 
 def set_last_micro_batch(model: nn.Module, last: bool, every: bool) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from collectives.host import broadcast
-from parallel.fsdp import parallelize
+from parallel.fsdp import choose_collectives, parallelize
 from parallel.mesh import build_mesh
 from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
@@ -141,7 +141,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     train_samples, eval_samples = task.train_samples(), task.eval_samples()
     plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
     mesh = build_mesh(plan.mesh, device.type)
-    model = _build_model(config, task, mesh, device)
+    model, notes = _build_model(config, task, mesh, device)
     job = Job(
         config=config,
         plan=plan,
@@ -160,7 +160,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         checkpoint = find(config.trainer.resume, job.saver)
         if checkpoint is not None:
             job.restore(checkpoint)
-        job.watch.open(task, model, job.state.step, checkpoint)
+        job.watch.open(task, model, job.state.step, checkpoint, notes)
         yield job
     except BaseException:
         job.watch.abandon()
@@ -188,9 +188,13 @@ def _enter_run_dir(config: Config) -> Path:
     return path
 
 
-def _build_model(config: Config, task: Task, mesh: DeviceMesh, device: torch.device) -> nn.Module:
+def _build_model(
+    config: Config, task: Task, mesh: DeviceMesh, device: torch.device
+) -> tuple[nn.Module, list[str]]:
+    """The sharded model with its weights, and notes for the header."""
     model = task.build_model()
-    sharded = parallelize(model, mesh, config.parallel)
+    parallelize(model, mesh, config.parallel)
+    notes = choose_collectives(model, config.collectives)
     materialize(model, device, task.init_weights, config.trainer.seed)
     folder = task.weights_folder()
     if folder is not None:
@@ -198,7 +202,7 @@ def _build_model(config: Config, task: Task, mesh: DeviceMesh, device: torch.dev
             load_safetensors(model, folder, partial(task.locate_weights, model))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    return sharded
+    return model, notes
 
 
 def data_parallel_rank(mesh: DeviceMesh) -> int:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +28,20 @@ from collectives.symmetric.transport import PeerError, Region
 T = TypeVar("T")
 MESSAGE = struct.Struct("=IQ")
 """Channel and value."""
+
+
+@dataclass(frozen=True)
+class SharedRegion:
+    """See `Region`. A mapping lives as long as a tensor that looks at it; nobody closes it by hand."""
+
+    nbytes: int
+    mappings: list[mmap.mmap]
+
+    def tensor(self, rank: int, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
+        """See `Region.tensor`."""
+        if numel == 0:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self.mappings[rank], dtype=dtype, count=numel, offset=offset)
 
 
 class SharedMemory:
@@ -47,17 +62,16 @@ class SharedMemory:
                 socket.send_fds(link, [b"m"], [own])
             for peer, link in self._sockets.items():
                 files[peer] = self._receive_file(peer, link)
-            views = []
             for rank in range(self.world_size):
                 found = os.fstat(files[rank]).st_size
                 if found != nbytes:
                     raise ValueError(f"rank {rank} allocated {found} bytes, this rank {nbytes}")
-                # The tensor owns the mapping: closing it by hand would pull it from under the tensor.
-                views.append(torch.frombuffer(mmap.mmap(files[rank], nbytes), dtype=torch.uint8))
+            return SharedRegion(
+                nbytes, [mmap.mmap(files[r], nbytes) for r in range(self.world_size)]
+            )
         finally:
             for file in files.values():
                 os.close(file)
-        return Region(views)
 
     def _receive_file(self, peer: int, link: socket.socket) -> int:
         """A descriptor; flags that the peer sent before it are kept."""
@@ -69,8 +83,7 @@ class SharedMemory:
 
     def put(self, source: Tensor, region: Region, offset: int, peer: int) -> None:
         """See `Transport.put`."""
-        data = source.reshape(-1).view(torch.uint8)
-        region.views[peer][offset : offset + data.numel()].copy_(data)
+        region.tensor(peer, offset, source.numel(), source.dtype).copy_(source.view(-1))
 
     def signal(self, peer: int, channel: int, value: int) -> None:
         """See `Transport.signal`."""

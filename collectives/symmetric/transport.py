@@ -1,8 +1,8 @@
 """What a transport of symmetric memory can do; collectives are written against this alone."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 
@@ -10,17 +10,20 @@ class PeerError(RuntimeError):
     """A peer is gone, or did not signal in time; the message names it."""
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(Protocol):
     """One allocation: the same number of bytes on every rank of the group."""
-
-    views: list[Tensor]
-    """By rank: the rank's bytes as a 1-D uint8 tensor, `views[own rank]` being local memory."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes on each rank."""
-        return self.views[0].numel()
+        """On each rank."""
+        ...
+
+    def tensor(self, rank: int, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
+        """Elements in `rank`'s part from byte `offset` on, 1-D, with a storage of its own.
+
+        Its own, because FSDP2 takes a parameter's storage to begin where the parameter does.
+        """
+        ...
 
 
 class Transport(Protocol):

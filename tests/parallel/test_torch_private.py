@@ -29,3 +29,29 @@ def test_slices_are_what_torch_shards():
     ]:
         run_ranks(4, check_slices, shape, dims)
     assert local_slices(torch.zeros(2, 3)) == (slice(0, 2), slice(0, 3))
+
+
+def test_fsdp2_is_one_that_tide_knows():
+    """Signatures, and the attributes of groups and parameters that the seam reads or replaces."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+
+    from parallel.tide import _dispatch
+
+    _dispatch()
+    group, param = _fsdp_param_group.FSDPParamGroup, _fsdp_param.FSDPParam
+    for name in (
+        "_all_gather_process_group",
+        "_reduce_scatter_process_group",
+        "_use_post_forward_mesh",
+    ):
+        assert isinstance(getattr(group, name), property), name
+    for name in ("alloc_all_gather_outputs", "free_unsharded_param", "init_unsharded_param"):
+        assert callable(getattr(param, name)), name
+    assert list(_fsdp_param_group.AllGatherResult._fields) == [
+        "all_gather_output",
+        "all_gather_event",
+        "all_gather_work",
+        "param_all_gather_input_dtypes",
+        "param_all_gather_input_numels",
+        "all_gather_input_split_sizes",
+    ]

@@ -102,7 +102,7 @@ def test_a_folder_of_ones_own(tmp_path):
         ("model.config.foo=1", "a new one needs a plus: +model.config.foo=1"),
         ("data=text", "data.files is empty: set data.files to globs"),
         ("model=folder", "needs a folder: set model.path"),
-        ("collectives.name=nccl", "collectives=nccl is not one of stock"),
+        ("collectives.name=nccl", "collectives=nccl is not one of stock, tide"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_said_in_one_line(argument, message):

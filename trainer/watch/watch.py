@@ -63,21 +63,25 @@ class Watch:
         self._progress = ProgressLine(Console(), plan.steps)
         self._tracker: Tracker | None = None
 
-    def open(self, task: Task, model: nn.Module, step: int, resumed: Path | None) -> None:
+    def open(
+        self, task: Task, model: nn.Module, step: int, resumed: Path | None, notes: list[str]
+    ) -> None:
         """Print the header and open the files, at the start or after a resume at `step`."""
         if self.speaks:
             plain = redact(asdict(self.config))
             OmegaConf.save(plain, self.run_dir / "config.yaml")
             self._tracker = Tracker(self.config.logging.wandb, self.run_dir, self.tracker_id)
             self.tracker_id = self._tracker.id
-            self._print_header(task, model, step, resumed)
+            self._print_header(task, model, step, resumed, notes)
             self._tracker.open(plain, self._progress.say)
             self._metrics.open(step)
             self._progress.open(step)
         self._first_step, self._started = step, time.monotonic()
         self._interval = Interval(since=self._started)
 
-    def _print_header(self, task: Task, model: nn.Module, step: int, resumed: Path | None) -> None:
+    def _print_header(
+        self, task: Task, model: nn.Module, step: int, resumed: Path | None, notes: list[str]
+    ) -> None:
         lines = header_lines(
             self.config,
             self.invocation,
@@ -94,6 +98,8 @@ class Watch:
             kept += f", of {torch.cuda.mem_get_info(self.device)[1] / 2**30:.0f}"
         lines["parameters"] = f"{short(total)}; {kept}"
         lines["checkpoints"] += f", {total * 12 / 2**30:.2f} GiB each"
+        if notes:
+            lines["collectives"] = "; ".join([lines["collectives"], *notes])
         lines["versions"] = versions()
         lines["start"] = f"step {step}, from {resumed}" if resumed else "step 0, random weights"
         if task.weights_folder() and not resumed:

@@ -19,7 +19,8 @@ def check_put():
     memory = SharedMemory(timeout=20)
     rank, size = memory.rank, memory.world_size
     region = memory.allocate(1000 * size)
-    region.views[rank].fill_(255)
+    own = region.tensor(rank, 0, 250 * size, torch.float32)
+    own.fill_(-1)
     for peer in range(size):
         memory.signal(peer, 0, 1)
     for peer in range(size):
@@ -30,7 +31,7 @@ def check_put():
         memory.signal(peer, 1, 1)
     for peer in range(size):
         memory.wait(peer, 1, 1)
-    got = region.views[rank].view(torch.float32).view(size, 250)
+    got = own.view(size, 250)
     assert (got == torch.arange(size)[:, None]).all()
     dist.barrier()
     memory.close()
@@ -48,7 +49,7 @@ def check_stress(rounds):
     rank, size = memory.rank, memory.world_size
     numbers = 4096
     region = memory.allocate(8 * numbers * size)
-    own = region.views[rank].view(torch.int64).view(size, numbers)
+    own = region.tensor(rank, 0, size * numbers, torch.int64).view(size, numbers)
     delays = random.Random(rank)
     peers = [peer for peer in range(size) if peer != rank]
     for turn in range(1, rounds + 1):

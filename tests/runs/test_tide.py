@@ -1,0 +1,60 @@
+"""Whole runs on TIDE: the numbers of torch's collectives, and the same ends."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.runs.helpers import SMALL, finish, metrics, ranks_of, reached, run, start, wait_for
+
+pytestmark = pytest.mark.slow
+
+
+def figures(run_dir):
+    return [(row["loss"], row["grad_norm"]) for row in metrics(run_dir)]
+
+
+def test_a_run_and_its_resume_equal_stock_bit_for_bit(tmp_path):
+    """A checkpoint moves between the two: written by one, resumed by the other."""
+    common = [
+        *SMALL,
+        "trainer.resume=auto",
+        "optim.schedule=constant",
+        "trainer.micro_batch_size=2",
+    ]
+    for name, parts in (
+        ("stock", [("stock", 12)]),
+        ("tide", [("tide", 12)]),
+        ("moved", [("tide", 5), ("stock", 8), ("tide", 12)]),
+    ):
+        for collectives, steps in parts:
+            code, output = run(
+                *common, f"collectives={collectives}", f"trainer.steps={steps}", f"run.dir={name}",
+                cwd=tmp_path,
+            )  # fmt: skip
+            assert code == 0, output
+            assert f"collectives  {collectives}" in output
+    assert figures(tmp_path / "tide") == figures(tmp_path / "stock")
+    assert figures(tmp_path / "moved") == figures(tmp_path / "stock")
+
+
+def test_one_rank_stays_on_torchs_collectives_and_says_so(tmp_path):
+    code, output = run(
+        *SMALL, "collectives=tide", "launch.nproc=1", "trainer.steps=1", cwd=tmp_path
+    )
+    assert code == 0, output
+    assert "3 groups on torch's collectives: it has one rank" in " ".join(output.split())
+
+
+def test_a_killed_rank_ends_the_run_and_leaves_nothing(tmp_path):
+    before = set(os.listdir("/dev/shm"))
+    process = start(*SMALL, "collectives=tide", "trainer.steps=100000", "run.dir=r", cwd=tmp_path)
+    wait_for(lambda: reached(tmp_path / "r", 3))
+    begin = time.monotonic()
+    os.kill(ranks_of(process.pid)[0], signal.SIGKILL)
+    code, output = finish(process, timeout=30)
+    assert code == 1, output
+    assert "rank 0 was killed by SIGKILL" in output
+    assert time.monotonic() - begin < 20
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if "springtide" in name}
