@@ -62,6 +62,7 @@ class ReduceScatter:
         ranks = range(transport.world_size)
         self.peers = [(transport.rank + k) % len(ranks) for k in ranks if k]
         self.bytes_per_part = chunk * torch.float32.itemsize
+        self.sums = torch.empty(chunk)  # for shards that are not fp32 themselves
         self.staging = transport.allocate(max(DEPTH * (len(ranks) - 1), 1) * self.bytes_per_part)
 
     @property
@@ -133,14 +134,15 @@ class ReduceScatter:
                 own if peer == rank else arrived[peer][at : at + piece.numel]
                 for peer in range(self.transport.world_size)
             ]
-            total = (
-                parts[0].float().clone() if parts[0].dtype == torch.float32 else parts[0].float()
-            )
+            stored = out[piece.target : piece.target + piece.numel]
+            total = stored if out.dtype == torch.float32 else self.sums[: piece.numel]
+            total.copy_(parts[0])
             for part in parts[1:]:
-                total += part
+                total.add_(part)
             if divide != 1:
-                total /= divide
-            out[piece.target : piece.target + piece.numel].copy_(total)
+                total.div_(divide)
+            if total is not stored:
+                stored.copy_(total)
         for peer in self.peers:
             self.transport.signal(peer, read, turn)
 

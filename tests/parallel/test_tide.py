@@ -7,6 +7,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from collectives.tide.slots import SlotError
 from models.causal_lm import (
@@ -16,6 +18,7 @@ from models.causal_lm import (
     next_token_loss,
     transformers_config,
 )
+from parallel import tide as tide_seam
 from parallel.blocks import find_blocks
 from parallel.fsdp import parallelize, set_last_micro_batch
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
@@ -175,3 +178,75 @@ def test_groups_that_tide_cannot_serve_are_named():
     [stayed] = run_ranks(1, check_one_rank)
     assert len(stayed) == 5
     assert stayed[0] == "the root stays on torch's collectives: it has one rank"
+
+
+class Writes(TorchDispatchMode):
+    """Notes the memory that every operation inside writes to."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        name = str(function)
+        viewing = any(
+            word in name for word in ("view", "slice", "select", "expand", "as_strided", "detach")
+        )
+        if not viewing:
+            targets = args[0] if name.split(".")[1].endswith("_") else result
+            for tensor in tree_leaves(targets):
+                if isinstance(tensor, torch.Tensor) and tensor.numel():
+                    self.seen.append((name, tensor.data_ptr(), tensor.nbytes))
+        return result
+
+
+def check_zero_copy(monitored_steps, dtype):
+    """Ranges that TIDE may write to: slots and staging, ours and the peers', and gradient shards."""
+    model, _, _ = build({"param_dtype": dtype}, True)
+    writes = Writes()
+    outputs = []
+
+    def watched(function):
+        def call(*args, **kwargs):
+            if "output_tensor" in kwargs:
+                out = kwargs["output_tensor"]
+                outputs.append((out.data_ptr(), out.nbytes))
+            with writes:
+                return function(*args, **kwargs)
+
+        return call
+
+    names = ("start", "__call__", "allocate")
+    originals = {name: getattr(tide_seam.TideLayer, name) for name in names}
+    for step in range(1 + monitored_steps):
+        if step == 1:  # the first step allocates slots and staging
+            for name in names[:2]:
+                setattr(tide_seam.TideLayer, name, watched(originals[name]))
+        tokens = torch.randint(37, (2, 9))
+        next_token_loss(model(input_ids=tokens).logits[:, :-1], tokens[:, 1:]).backward()
+    for name in names:
+        setattr(tide_seam.TideLayer, name, originals[name])
+    layer = next(m for m in model.modules() if isinstance(m, FSDPModule))._get_fsdp_state()
+    shared = layer._fsdp_param_groups[0]._all_gather_comm.tide
+    slots = {id(entry.slot): entry.slot for entry in shared.layers}.values()
+    ranges = list(outputs)
+    for region in [*(slot.region for slot in slots), shared.reduce.staging]:
+        ranges += [
+            (region.tensor(rank, 0, region.nbytes, torch.uint8).data_ptr(), region.nbytes)
+            for rank in range(2)
+        ]
+    strays = [
+        (name, nbytes)
+        for name, pointer, nbytes in writes.seen
+        if not any(begin <= pointer and pointer + nbytes <= begin + size for begin, size in ranges)
+    ]
+    dist.barrier()
+    return len(writes.seen), strays
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nothing_is_written_but_parameters_shards_and_staging(dtype):
+    for count, strays in run_ranks(2, check_zero_copy, 2, dtype):
+        assert count > 100
+        assert strays == []

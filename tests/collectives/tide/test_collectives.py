@@ -53,6 +53,30 @@ def test_layouts_are_aligned_and_do_not_overlap(shards, world_size):
     assert end <= layout.nbytes
 
 
+class Late(SharedMemory):
+    """Shared memory in which every operation may take its time, so that ranks meet in any order."""
+
+    def _pause(self):
+        if self._random.random() < 0.2:
+            time.sleep(self._random.random() * 0.002)
+
+    def __init__(self, *args, **kwargs):
+        self._random = random.Random(dist.get_rank())
+        super().__init__(*args, **kwargs)
+
+    def put(self, *args):
+        self._pause()
+        super().put(*args)
+
+    def signal(self, *args):
+        self._pause()
+        super().signal(*args)
+
+    def wait(self, *args):
+        self._pause()
+        super().wait(*args)
+
+
 def shards_of(layer, rank, sizes):
     generator = torch.Generator().manual_seed(100 * layer + rank)
     return [torch.randn(n, generator=generator) for n in sizes]
@@ -60,20 +84,17 @@ def shards_of(layer, rank, sizes):
 
 def check_gather(rounds):
     """Five layers of two dtypes take turns in two slots; every gather is compared whole."""
-    transport = SharedMemory(timeout=20)
+    transport = Late(timeout=20)
     size, sizes = transport.world_size, [7, 0, 130, 33]
     dtypes = [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
     layout = make_layout(size, list(zip(sizes, dtypes, strict=True)))
     slots = [Slot(transport, transport.allocate(layout.nbytes), i, poison=True) for i in range(2)]
-    delays = random.Random(dist.get_rank())
     for turn in range(rounds):
         layer = turn % 5
         slot = slots[layer % 2]
         gathered = slot.tensors(layout)
         shards = shards_of(layer, transport.rank, sizes)
         start_all_gather(slot, layout, shards, f"layer {layer}")
-        if delays.random() < 0.1:
-            time.sleep(delays.random() * 0.003)
         slot.wait_ready()
         for t, whole in enumerate(gathered):
             expected = torch.cat([shards_of(layer, r, sizes)[t] for r in range(size)])
@@ -86,7 +107,7 @@ def check_gather(rounds):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_gathers_are_exact_in_slots_that_take_turns(world_size):
-    run_ranks(world_size, check_gather, 300)
+    run_ranks(world_size, check_gather, 1000)
 
 
 def check_too_few_slots():
@@ -115,17 +136,14 @@ def grads_of(turn, rank, shapes, dtype):
 
 
 def check_reduce(dtype, chunk, rounds):
-    transport = SharedMemory(timeout=20)
+    transport = Late(timeout=20)
     size, rank = transport.world_size, transport.rank
     shapes = [(5, 3), (1, 4), (8,), (6, 2), (257,)]
     shard_numels = [-(-s[0] // size) * torch.Size(s[1:]).numel() for s in shapes]
     reduce = ReduceScatter(transport, chunk, first_channel=10)
-    delays = random.Random(rank)
     for turn in range(rounds):
         everyone = [grads_of(turn, r, shapes, dtype) for r in range(size)]
         out = torch.full((sum(shard_numels),), torch.nan)
-        if delays.random() < 0.1:
-            time.sleep(delays.random() * 0.003)
         reduce(everyone[rank], shard_numels, out, divide=float(size))
         at = 0
         for t, shard in enumerate(shard_numels):
