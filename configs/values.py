@@ -17,5 +17,5 @@ def one_of(key: str, value: str, allowed: Iterable[str]) -> None:
 
 def at_least(key: str, value: float, low: float) -> None:
     """Raise `ValueError` if `value` is below `low`."""
-    if value < low:
+    if not value >= low:  # so that NaN is too small, too
         raise ValueError(f"{key}={value} is too small: set {key} to {low:g} or more")

@@ -45,7 +45,7 @@ class CausalLMConfig:
     tie_embeddings: bool | None = None
     attention: str = "auto"
     """packed: flash attention over document boundaries; sdpa, eager: transformers' own; auto: packed
-    unless the architecture has sliding windows or soft-capping, then sdpa."""
+    where the architecture can, else the better of transformers' own."""
     config: dict[str, Any] = field(default_factory=dict)
     """Any other field of the transformers configuration: +model.config.initializer_range=0.01."""
 
@@ -119,7 +119,15 @@ def _transformers_config(config: CausalLMConfig, vocab_size: int) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     one_of("model.type", config.type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    return AutoConfig.for_model(config.type, **{"vocab_size": vocab_size, **fields})
+    known = AutoConfig.for_model(config.type).to_dict()
+    for name in config.config:
+        if name not in known:
+            one_of("a field of model.config", name, known)
+    fields = {"vocab_size": vocab_size, **fields}
+    pad = known.get("pad_token_id")
+    if pad is not None and pad >= fields["vocab_size"]:  # packed sequences have no padding
+        fields.setdefault("pad_token_id", None)
+    return AutoConfig.for_model(config.type, **fields)
 
 
 def local_folder(path: str) -> Path:
@@ -138,30 +146,90 @@ def local_folder(path: str) -> Path:
         ) from error
 
 
-def uses_packed_attention(config: CausalLMConfig, hf_config: Any) -> bool:
-    """Whether attention goes through `models.attention` rather than through transformers' own."""
-    if config.attention != "auto":
-        return config.attention == "packed"
+def attention_kind(config: CausalLMConfig, hf_config: Any) -> str:
+    """`packed`, `sdpa` or `eager`: what `model.attention` means for this architecture.
+
+    Raises `ValueError` for architectures that cannot keep packed documents apart, whatever is set.
+    """
+    kind = _model_class(hf_config)
+    if kind is None:  # code that came with the folder
+        return "eager" if config.attention == "auto" else config.attention
+    if getattr(kind, "_is_stateful", False):
+        raise ValueError(
+            f"model.type={hf_config.model_type} carries a state from token to token, which would run "
+            "from one packed document into the next: set model.type to one with attention only"
+        )
     text = hf_config.get_text_config()
+    pluggable = bool(getattr(kind, "_supports_attention_backend", False))
     window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
-    return not window and getattr(text, "attn_logit_softcapping", None) is None
+    capped = getattr(text, "attn_logit_softcapping", None) is not None
+    drops = any(getattr(text, name, 0) for name in ("attention_dropout", "attn_pdrop"))
+    if config.attention == "packed" and (not pluggable or capped or drops):
+        raise ValueError(
+            f"model.attention=packed cannot run model.type={hf_config.model_type}: set "
+            "model.attention=auto"
+        )
+    if config.attention != "auto":
+        return config.attention
+    if not pluggable:
+        raise ValueError(
+            f"model.type={hf_config.model_type} has an attention of its own, which does not keep "
+            "packed documents apart: set model.type to another"
+        )
+    if not (window or capped or drops):
+        return "packed"
+    return "sdpa" if getattr(kind, "_supports_sdpa", False) and not capped else "eager"
+
+
+def _model_class(hf_config: Any) -> Any:
+    """The class that transformers builds for a configuration, or None if it does not know one."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
 
 
 def build_causal_lm(config: CausalLMConfig, hf_config: Any) -> nn.Module:
-    """The model on the meta device, in fp32 and in training mode."""
+    """The model on the meta device, in fp32 and in training mode.
+
+    Raises `ValueError` for sizes that the architecture cannot have.
+    """
     from transformers import AutoModelForCausalLM
 
-    own = {"auto": "sdpa"}.get(config.attention, config.attention)
-    packed = uses_packed_attention(config, hf_config)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            hf_config,
-            dtype=torch.float32,
-            attn_implementation=attention.NAME if packed else own,
-            trust_remote_code=config.trust_remote_code,
-        )
+    kind = attention_kind(config, hf_config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                hf_config,
+                dtype=torch.float32,
+                attn_implementation=attention.NAME if kind == "packed" else kind,
+                trust_remote_code=config.trust_remote_code,
+            )
+    except Exception as error:  # whatever an architecture raises, its sizes are the cause
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ValueError(
+            f"model.type={hf_config.model_type} cannot be built ({reason}): set the sizes under "
+            "model.* and the fields under model.config.*"
+        ) from error
     model.config.use_cache = False
     return model.train()
+
+
+def check_fits(hf_config: Any, sequence_length: int) -> None:
+    """Raise `ValueError` if heads do not divide, or sequences are longer than positions exist."""
+    text = hf_config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    kv_heads = getattr(text, "num_key_value_heads", None)
+    if heads and kv_heads and heads % kv_heads:
+        raise ValueError(
+            f"{kv_heads} key/value heads do not divide {heads} heads: set model.num_kv_heads to a "
+            f"divisor of {heads}"
+        )
+    positions = getattr(text, "max_position_embeddings", None)
+    if positions and sequence_length > positions:
+        raise ValueError(
+            f"data.sequence_length={sequence_length} is longer than the {positions} positions of the "
+            f"model: set model.max_positions={sequence_length} or more"
+        )
 
 
 def init_weights(model: nn.Module, module: nn.Module) -> None:

@@ -36,7 +36,8 @@ class ParallelConfig:
     expert: int = 1
     """Ranks that share the experts of a mixture-of-experts layer."""
     param_dtype: str = "float32"
-    """Type that layers are gathered and computed in; the optimizer always keeps fp32."""
+    """Type that layers are gathered and computed in; the optimizer always keeps fp32. float16 comes
+    without loss scaling."""
     reduce_dtype: str = "float32"
     """Type that gradients are summed in."""
     reshard_after_forward: bool = True

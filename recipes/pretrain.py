@@ -13,14 +13,15 @@ from configs.values import at_least
 from models.attention import document_mask
 from models.causal_lm import (
     CausalLMConfig,
+    attention_kind,
     attention_width,
     build_causal_lm,
+    check_fits,
     init_weights,
     local_folder,
     matmul_parameters,
     next_token_loss,
     transformers_config,
-    uses_packed_attention,
 )
 from models.stored_weights import Stored, locate, storage_rules
 from recipes.task import Batch, DataError
@@ -82,6 +83,7 @@ class PretrainTask:
         self._flops_per_token = self._flops_per_pair = 0.0
         self._model: nn.Module | None = None
         self._storage_rules: list[Any] = []
+        self._attention = ""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -109,7 +111,9 @@ class PretrainTask:
 
     def check(self) -> None:
         """Load the tokenizer, find the model, and tokenize the corpus."""
-        _ = self.hf_config, self.weights_folder()
+        check_fits(self.hf_config, self.data_config.sequence_length)
+        self.build_model()
+        self.weights_folder()
         train, held_out = self._parts
         if not len(train.tokens):
             where = " ".join(self.data_config.files or ["the standard library"])
@@ -123,8 +127,13 @@ class PretrainTask:
         model = build_causal_lm(self.model_config, self.hf_config)
         self._flops_per_token = 6.0 * matmul_parameters(model)
         self._flops_per_pair = 12.0 * attention_width(model)
+        self._attention = attention_kind(self.model_config, self.hf_config)
         self._model, self._storage_rules = model, storage_rules(model)
         return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What data workers need, where they are started afresh: not the model."""
+        return {**self.__dict__, "_model": None, "_storage_rules": []}
 
     def init_weights(self, module: nn.Module) -> None:
         """The architecture's own initialisation."""
@@ -164,7 +173,7 @@ class PretrainTask:
         """Cross-entropy summed over the batch's labels, in nats."""
         tokens_BS, boundaries = batch["tokens_BS"], batch["cu_seq_lens"]
         documents: dict[str, Any] = {}
-        if uses_packed_attention(self.model_config, self.hf_config):
+        if self._attention == "packed":
             documents = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
             documents |= {f"max_length_{side}": batch["max_length"] for side in "qk"}
             if tokens_BS.device.type == "cpu":  # no flash kernel: one mask serves all layers
@@ -199,5 +208,6 @@ class PretrainTask:
             f"{config.hidden_size}, vocabulary {config.vocab_size:,}",
             "data": f"{files}: {len(train.starts) - 1:,} documents, {len(train.tokens):,} tokens "
             f"({tokenizer}), {len(held_out.tokens):,} held out",
-            "sequences": f"{self.data_config.sequence_length:,} tokens, documents packed",
+            "sequences": f"{self.data_config.sequence_length:,} tokens, documents packed"
+            + ("" if len(held_out.tokens) else "; none held out, so no evaluation"),
         }

@@ -11,7 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HYDRA_FULL_ERROR"] = "0"
 os.environ["WANDB_MODE"] = "disabled"
 os.environ["HF_HUB_OFFLINE"] = "1"
-for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SPRINGTIDE_FAILURES"):
+for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "SPRINGTIDE_EXCHANGE"):
     os.environ.pop(name, None)
 
 

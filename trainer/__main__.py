@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 
 from trainer import stop
 
@@ -12,8 +13,9 @@ def main() -> None:
     from trainer.cli import run
 
     code = run(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # whoever read the output may have gone
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)  # threads of libraries must not keep a finished run alive
 
 

@@ -86,8 +86,6 @@ class Saver:
     ) -> Path:
         """Save; `progress` is plain data with at least `step`. Raises `CheckpointError`."""
         final = self.folder / f"step-{progress['step']:08d}"
-        if broadcast((final / "trainer.json").is_file()):
-            return final
         temporary = self.folder / f".saving-{final.name}"
         self._on_first_rank(lambda: self._clear(temporary))
         try:
@@ -96,21 +94,28 @@ class Saver:
             raise CheckpointError(
                 f"cannot write {temporary}: {_cause(error)}: free some space, or set another run.dir"
             ) from error
-        self._on_first_rank(lambda: self._commit(temporary, final, progress))
+        plain = {**progress, "device": device.type}
+        self._on_first_rank(lambda: self._commit(temporary, final, plain))
         return final
 
     def _clear(self, temporary: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        for left in self.folder.glob(".saving-*"):  # by a crash; nothing else writes here now
+            shutil.rmtree(left, ignore_errors=True)
         if temporary.exists():
-            shutil.rmtree(temporary)
+            raise OSError(f"{temporary} cannot be removed")
 
     def _commit(self, temporary: Path, final: Path, progress: Mapping[str, Any]) -> None:
         """Make what all ranks wrote the newest checkpoint, and drop the oldest."""
         plain = {"format": FORMAT, "world_size": dist.get_world_size(), **progress}
         write_durably(temporary / "trainer.json", json.dumps(plain, indent=1))
-        if final.exists():  # incomplete, or it would have been kept above
-            shutil.rmtree(final)
-        os.rename(temporary, final)
+        if final.exists():  # incomplete, or of an earlier try at the same steps
+            aside = self.folder / f".saving-old-{final.name}"
+            os.rename(final, aside)
+            os.rename(temporary, final)
+            shutil.rmtree(aside)
+        else:
+            os.rename(temporary, final)
         _sync_folder(self.folder)
         pointer = self.folder / ".latest"
         write_durably(pointer, final.name)
@@ -140,7 +145,11 @@ class Saver:
     ) -> dict[str, Any]:
         """Restore everything from `checkpoint`; returns the progress. Raises `CheckpointError`."""
         progress = read_progress(checkpoint)
-        same_ranks = progress["world_size"] == dist.get_world_size()
+        same_ranks = (
+            progress["world_size"] == dist.get_world_size()
+            and progress.get("device") == device.type
+        )
+        chosen = [dict(group) for group in optimizer.param_groups]
         state = _tensors(model, optimizer, device, with_rng=same_ranks)
         try:
             load_tensors(state, checkpoint_id=checkpoint)
@@ -155,6 +164,9 @@ class Saver:
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
+        for group, wanted in zip(optimizer.param_groups, chosen, strict=True):
+            # Moments come from the checkpoint, settings from the configuration.
+            group.update({k: v for k, v in wanted.items() if k != "params"})
         if same_ranks:
             set_rng_state(state["rng"][f"rank{dist.get_rank()}"], device)
         return progress
@@ -187,6 +199,12 @@ def read_progress(checkpoint: Path) -> dict[str, Any]:
     """The plain data of a complete checkpoint. Raises `CheckpointError`."""
     try:
         progress = json.loads((checkpoint / "trainer.json").read_text())
+        if not isinstance(progress, dict) or not progress.keys() >= {
+            "format",
+            "world_size",
+            "step",
+        }:
+            raise ValueError("trainer.json is not ours")
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{checkpoint} is not a complete checkpoint: set trainer.resume to auto, never, or the "

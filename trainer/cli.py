@@ -14,8 +14,8 @@ from trainer import rundir, stop, worker
 from trainer.checkpoint import Saver, find
 from trainer.compose import run_jobs
 from trainer.config import Config, build_config
-from trainer.errors import CONFIG, DATA, DONE, STOPPED, ConfigError, RunError
-from trainer.launch import Invocation, decide, slurm_environment, start_ranks
+from trainer.errors import CONFIG, DATA, DONE, ConfigError, RunError
+from trainer.launch import Invocation, decide, slurm_environment, start_ranks, stopped_early
 from trainer.plan import make_plan
 from trainer.run import check_task, make_task
 from trainer.watch.header import header_lines, print_header
@@ -49,16 +49,19 @@ def run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
 def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     config = build_config(plain)
     gpus = torch.cuda.device_count()
-    place = decide(config.launch, config.parallel, os.environ, gpus)
+    dry_run = config.trainer.dry_run
+    place = decide(config.launch, config.parallel, os.environ, gpus, dry_run)
     payload = {"config": plain, "kind": place.kind, "overrides": overrides}
     if place.kind == "slurm":
         os.environ |= slurm_environment(os.environ)
-    if place.kind != "local":
+    if place.kind != "local" and not dry_run:
         return worker.run(payload)
+    if dry_run and not _is_first_rank():
+        return DONE
     task = make_task(config)
     plan = make_plan(config, place.world_size, None, task.axes)
     _check_resume(config)
-    if config.trainer.dry_run:
+    if dry_run:
         check_task(task)
         device = torch.cuda.get_device_name(0) if gpus else "CPU"
         lines = header_lines(
@@ -71,12 +74,13 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
         )
         print_header(Console(), lines)
         return DONE
+    if stop.requested():  # of a sweep, perhaps; before there is a folder
+        return stopped_early()
     run_dir = _prepare(config)
     plain["run"]["dir"] = str(run_dir)
     check_task(task)
     if stop.requested():
-        print("stopped before the first step; nothing to save: start again with the same command")
-        return STOPPED
+        return stopped_early()
     if place.world_size == 1 and not sweep:
         return worker.run(payload)
     return start_ranks(payload, place.world_size, run_dir)

@@ -7,8 +7,9 @@ import difflib
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -79,20 +80,23 @@ def run_jobs(
         plain = OmegaConf.to_container(config, resolve=True)
         assert isinstance(plain, dict)
         hydra_config = HydraConfig.get()
+        plain["recipe"] = hydra_config.runtime.choices.get("recipe", plain["recipe"])
         sweep = hydra_config.mode is not None and hydra_config.mode.name == "MULTIRUN"
         named = {str(key): value for key, value in plain.items()}
-        codes.append(job(named, list(hydra_config.overrides.task), sweep))
+        words = [*_config_dirs(arguments), *hydra_config.overrides.task]
+        codes.append(job(named, words, sweep))
 
-    with _hydra_arguments(arguments):
+    # Hydra's record of a sweep would hold secrets in clear text: it goes where nobody looks.
+    with (
+        tempfile.TemporaryDirectory() as unseen,
+        _hydra_arguments([*arguments, f"hydra.sweep.dir={unseen}"]),
+    ):
         try:
             composed()
         except ConfigError:
             raise
         except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
             raise ConfigError(explain(error, arguments)) from error
-        finally:
-            with suppress(OSError):  # Hydra's record of a sweep would hold secrets in clear text
-                Path("runs/multirun.yaml").unlink()
     return next((code for code in codes if code), 0)
 
 
@@ -224,15 +228,26 @@ def _compose_groups_only(arguments: Sequence[str]) -> DictConfig | None:
 
     words = [a for a in arguments if "=" in a and not a.startswith("-")]
     groups = [w for w in words if w.lstrip("+~").split("=")[0] in GROUPS and "," not in w]
-    extra = [a.split("=", 1)[1] for a in arguments if a.startswith("--config-dir=")]
-    extra += [b for a, b in pairwise(arguments) if a == "--config-dir"]
-    groups += [f"hydra.searchpath=[{','.join('file://' + str(Path(e).absolute()) for e in extra)}]"]
+    folders = [
+        f"file://{Path(word.split('=', 1)[1]).absolute()}" for word in _config_dirs(arguments)
+    ]
+    groups += [f"hydra.searchpath=[{','.join(folders)}]"]
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module(version_base="1.3", config_module="configs"):
             return hydra.compose("config", overrides=groups)
     except (HydraException, OmegaConfBaseException, ValueError):
         return None
+
+
+def _config_dirs(arguments: Sequence[str]) -> list[str]:
+    """`--config-dir=FOLDER` for each folder given, however it was spelled."""
+    spelled = ("--config-dir", "-cd")
+    given = [b for a, b in pairwise(arguments) if a in spelled]
+    given += [
+        a.split("=", 1)[1] for a in arguments if a.startswith(tuple(f"{s}=" for s in spelled))
+    ]
+    return [f"--config-dir={folder}" for folder in given]
 
 
 def _free_form_parent(key: str, config: DictConfig) -> str | None:

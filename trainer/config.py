@@ -61,6 +61,10 @@ class TrainerConfig:
             if getattr(self, name) is not None:
                 at_least(f"trainer.{name}", getattr(self, name), 1)
         at_least("trainer.nonfinite_limit", self.nonfinite_limit, 1)
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(
+                f"trainer.seed={self.seed}: set trainer.seed to 0 or more, below 2**63"
+            )
 
 
 @dataclass(kw_only=True)

@@ -11,8 +11,9 @@ ranks and workers.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from collectives.host import all_sum
 from recipes.task import Batch, Samples, Task
-from trainer import stop
+from trainer import rundir, stop
 from trainer.plan import Plan
 
 
@@ -34,8 +35,8 @@ class Step:
     """Labels over all ranks and micro-batches."""
     flops: float
     """Floating-point operations over all ranks."""
-    samples: list[int]
-    """Which samples of the dataset this rank has."""
+    samples: Callable[[], list[int]]
+    """Which samples of the dataset the step has, over all ranks; worked out when asked for."""
     stop: bool
     """Some rank was asked to stop: leave the loop instead."""
 
@@ -63,12 +64,12 @@ def training_steps(
         counts = [float(task.count(batch)) for batch in host_batches]
         flops = [task.flops(batch) for batch in host_batches]
         count, total_flops, stops = all_sum([sum(counts), sum(flops), float(stop.requested())])
-        first = number * plan.accumulation
+        numbers = range(start + number * indices.batch, start + (number + 1) * indices.batch)
         yield Step(
             micros=[to_device(batch, device) for batch in host_batches],
             count=count,
             flops=total_flops,
-            samples=[i for m in range(plan.accumulation) for i in indices[first + m]],
+            samples=partial(indices.of_numbers, numbers),
             stop=stops > 0,
         )
 
@@ -92,11 +93,18 @@ class MicroBatches(Sequence[list[int]]):
             raise IndexError(micro)
         size = self.plan.micro_batch_size
         first = self.start + (micro * self.plan.data_parallel + self.rank) * size
-        return [self._index(number) for number in range(first, first + size)]
+        return self.of_numbers(range(first, first + size))
 
-    def _index(self, number: int) -> int:
-        epoch, position = divmod(number, self.length)
-        return shuffled(position, self.length, f"{self.seed}/{epoch}")
+    @property
+    def batch(self) -> int:
+        """Samples of a step, over all ranks."""
+        plan = self.plan
+        return plan.data_parallel * plan.micro_batch_size * plan.accumulation
+
+    def of_numbers(self, numbers: range) -> list[int]:
+        """The samples that have these numbers in the run."""
+        places = [divmod(number, self.length) for number in numbers]
+        return [shuffled(at, self.length, f"{self.seed}/{epoch}") for epoch, at in places]
 
 
 def shuffled(position: int, length: int, key: str) -> int:
@@ -160,8 +168,10 @@ def _loader(
 
 
 def _start_worker(_number: int) -> None:
-    """A signal to the process group is the rank's to answer, not its workers'."""
+    """A signal to the process group is the rank's to answer, not its workers'; they go with it."""
     stop.ignore()
+    stop.die_with_parent()
+    rundir.unlock()
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

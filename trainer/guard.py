@@ -4,7 +4,7 @@ The decision is a number on the device that the fused optimizer reads itself (th
 gradient scaling), so that no step waits for the host. The host looks when it reports.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ class Guard:
     limit: int
     skipped: int = 0
     in_a_row: int = 0
-    _unread: list[tuple[int, Sequence[int], Tensor]] = field(default_factory=list)
+    _unread: list[tuple[int, Callable[[], Sequence[int]], Tensor]] = field(default_factory=list)
 
     def skip_unless_finite(
         self,
@@ -28,11 +28,12 @@ class Guard:
         loss: Tensor,
         norm: Tensor,
         step: int,
-        samples: Sequence[int],
+        samples: Callable[[], Sequence[int]],
     ) -> None:
         """Make the next `optimizer.step()` do nothing if `loss` or `norm` is not finite.
 
-        Both must be the same on every rank. `samples` identify the batch in the error message.
+        Both must be the same on every rank. `samples` tells which samples the batch has, over all
+        ranks: any of them may be the cause.
         """
         bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
         optimizer.grad_scale = None  # type: ignore[attr-defined]
@@ -50,7 +51,7 @@ class Guard:
             if bad and self.in_a_row >= self.limit:
                 raise NonFiniteError(
                     f"the loss or gradient was not finite {self.in_a_row} steps in a row, last at "
-                    f"step {step} (samples {describe(samples)}): lower optim.lr, look at these "
+                    f"step {step} (samples {describe(samples())}): lower optim.lr, look at these "
                     "samples, or raise trainer.nonfinite_limit"
                 )
         self._unread.clear()

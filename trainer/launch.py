@@ -24,10 +24,10 @@ from parallel.mesh import ParallelConfig
 from trainer import stop
 from trainer.errors import FAILED, STOPPED, ConfigError
 
-PAYLOAD = "SPRINGTIDE_CONFIG"
-"""Environment variable that carries the composed configuration to the ranks."""
-RECORDS = "SPRINGTIDE_FAILURES"
-"""Environment variable with the folder in which ranks leave the record of a failure."""
+EXCHANGE = "SPRINGTIDE_EXCHANGE"
+"""Environment variable with the private folder that a launcher and its ranks share: the composed
+configuration goes one way, process ids and records of failures the other."""
+PAYLOAD = "config.json"
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,10 @@ class LaunchConfig:
     def __post_init__(self) -> None:
         if self.nproc is not None:
             at_least("launch.nproc", self.nproc, 1)
-        at_least("launch.timeout", self.timeout, 1)
+        if not 1 <= self.timeout <= 10**7:
+            raise ValueError(
+                f"launch.timeout={self.timeout}: set launch.timeout to 1 to 10000000 s"
+            )
 
 
 @dataclass(frozen=True)
@@ -63,9 +66,16 @@ class Place:
 
 
 def decide(
-    launch: LaunchConfig, parallel: ParallelConfig, env: Mapping[str, str], gpus: int
+    launch: LaunchConfig,
+    parallel: ParallelConfig,
+    env: Mapping[str, str],
+    gpus: int,
+    dry_run: bool = False,
 ) -> Place:
-    """Which kind of launch this is. Raises `ConfigError` for contradictions."""
+    """Which kind of launch this is. Raises `ConfigError` for contradictions.
+
+    `dry_run` plans for more GPUs than there are.
+    """
     if "RANK" in env and "WORLD_SIZE" in env:
         local = int(env.get("LOCAL_WORLD_SIZE", env["WORLD_SIZE"]))
         if launch.nproc not in (None, local):
@@ -83,7 +93,7 @@ def decide(
             )
         return Place("slurm", tasks)
     if launch.nproc is not None:
-        if 0 < gpus < launch.nproc:
+        if 0 < gpus < launch.nproc and not dry_run:
             raise ConfigError(
                 f"launch.nproc={launch.nproc}, but {gpus} GPUs are visible: set launch.nproc={gpus} "
                 "or less, or hide the GPUs with CUDA_VISIBLE_DEVICES= to train on the CPU"
@@ -117,10 +127,10 @@ def slurm_environment(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _first_host(nodes: str) -> str:
-    """`gpu[03-05,09],login1` -> `gpu03`."""
-    match = re.match(r"([^,\[]+)(?:\[([^\],-]+))?", nodes)
+    """`gpu[03-05,09].cluster,login1` -> `gpu03.cluster`."""
+    match = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)
     assert match is not None, nodes
-    return match[1] + (match[2] or "")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", match[0])
 
 
 def _expand_counts(text: str) -> list[int]:
@@ -145,10 +155,11 @@ def start_ranks(payload: dict[str, Any], nproc: int, run_dir: Path) -> int:
     from torch.distributed.launcher.api import elastic_launch
 
     if stop.requested():
-        return _stopped_early()
+        return stopped_early()
     _silence_elastic()
     with tempfile.TemporaryDirectory(prefix="springtide-") as scratch:
-        os.environ |= {PAYLOAD: json.dumps(payload), RECORDS: scratch}
+        (Path(scratch) / PAYLOAD).write_text(json.dumps(payload))
+        os.environ[EXCHANGE] = scratch
         os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
         # Only torch newer than 2.11 has some of these; older ones then wait longer for stragglers.
         optional: dict[str, Any] = {"signals_to_handle": "", "shutdown_timeout": 5}
@@ -166,12 +177,12 @@ def start_ranks(payload: dict[str, Any], nproc: int, run_dir: Path) -> int:
             **{name: value for name, value in optional.items() if name in known},
         )
         try:
-            elastic_launch(config, sys.executable)("-m", "trainer.worker")
+            # -P: a file of the user's named like one of our packages must not stand in for it.
+            elastic_launch(config, sys.executable)("-P", "-m", "trainer.worker")
         except ChildFailedError as error:
             return _explain(error.failures, Path(scratch))
         finally:
-            os.environ.pop(PAYLOAD, None)
-            os.environ.pop(RECORDS, None)
+            os.environ.pop(EXCHANGE, None)
     return 0
 
 
@@ -182,7 +193,8 @@ def _silence_elastic() -> None:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
 
 
-def _stopped_early() -> int:
+def stopped_early() -> int:
+    """Say that there was nothing to save; returns the exit code."""
     print("stopped before the first step; nothing to save: start again with the same command")
     return STOPPED
 

@@ -19,6 +19,8 @@ from trainer.run import Job
 def train(job: Job) -> int:
     """Run to the last step, or until asked to stop; returns the exit code."""
     trainer, state = job.config.trainer, job.state
+    if job.evaluation_due() and not run_evaluation(job):
+        return finish(job, STOPPED)  # again: the evaluation that a stop interrupted
     for step in job.steps():
         if step.stop:
             return finish(job, STOPPED)
@@ -26,16 +28,22 @@ def train(job: Job) -> int:
         state.step += 1
         state.samples += trainer.batch_size
         job.watch.step(state.step, step, loss, norm, job.guard)
-        last = state.step == job.plan.steps
-        if trainer.eval_every and (state.step % trainer.eval_every == 0 or last):
-            with job.watch.paused():
-                figures = evaluate(job)
-            if figures is None:
-                return finish(job, STOPPED)
-            job.watch.evaluation(state.step, figures)
+        if job.evaluation_due() and not run_evaluation(job):
+            return finish(job, STOPPED)
         if job.saver.due(state.step):
             job.save()
     return finish(job, DONE)
+
+
+def run_evaluation(job: Job) -> bool:
+    """Evaluate and report; False if asked to stop before the end."""
+    with job.watch.paused():
+        figures = evaluate(job)
+    if figures is None:
+        return False
+    job.state.evaluated = job.state.step
+    job.watch.evaluation(job.state.step, figures)
+    return True
 
 
 def update(job: Job, step: Step) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from hydra.core.config_store import ConfigStore
 
 from recipes.task import Task
+from trainer.errors import ConfigError
 
 GROUP = "springtide.tasks"
 CONFIG_GROUP = "springtide.configs"
@@ -29,6 +30,8 @@ def tasks() -> dict[str, type[Task]]:
         try:
             found[point.name] = point.load()
         except Exception as error:
+            if point.value.startswith("recipes."):  # our own: something stands in the way of it
+                raise ConfigError(f"task {point.name} cannot be imported: {error!r}") from error
             warnings.warn(f"task {point.name} ({point.value}) is left out: {error!r}", stacklevel=2)
     return found
 

@@ -34,16 +34,17 @@ def redirect_output(file: Path) -> None:
 
 
 @contextmanager
-def process_group(timeout: float) -> Iterator[Any]:
+def process_group(timeout: float, alone: bool) -> Iterator[Any]:
     """Join the ranks; yields this rank's device. A lone rank needs no launcher."""
-    alone = "RANK" not in os.environ
-    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    env = {} if alone else os.environ
+    rank, world_size = int(env.get("RANK", "0")), int(env.get("WORLD_SIZE", "1"))
+    local_rank = int(env.get("LOCAL_RANK", "0"))
     if os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1"):
         # One machine: gloo need not ask what address the host's name has.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank)
+        # Some launchers show each rank its own GPU only, as number 0.
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         backend, device_id = "cpu:gloo,cuda:nccl", device
     else:

@@ -1,5 +1,6 @@
 """Joining everything that a run needs, once, before the loop starts."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,12 +13,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from collectives.host import broadcast
+from collectives.host import all_sum, broadcast
 from parallel.fsdp import choose_collectives, parallelize
 from parallel.mesh import build_mesh
 from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
-from recipes.task import Samples, Task
+from recipes.task import DataError, Samples, Task
 from trainer import rundir, stop
 from trainer.checkpoint import Saver, find
 from trainer.config import Config
@@ -40,6 +41,8 @@ class State:
     """Optimizer steps done."""
     samples: int = 0
     """Samples consumed: the position in the data."""
+    evaluated: int = 0
+    """The step of the last evaluation."""
 
 
 @dataclass
@@ -82,6 +85,12 @@ class Job:
             device=self.device,
         )
 
+    def evaluation_due(self) -> bool:
+        """Whether the present step is one to evaluate after, and has not been yet."""
+        step, every = self.state.step, self.config.trainer.eval_every
+        due = every > 0 and step > 0 and (step % every == 0 or step == self.plan.steps)
+        return due and self.state.evaluated != step
+
     def save(self) -> None:
         """Write a checkpoint of this moment, unless there is one."""
         if self.saved_step != self.state.step:
@@ -94,6 +103,7 @@ class Job:
         progress = {
             "step": self.state.step,
             "samples": self.state.samples,
+            "evaluated": self.state.evaluated,
             "skipped": self.guard.skipped,
             "recipe": self.config.recipe,
             "tokens": self.watch.tokens,
@@ -105,7 +115,7 @@ class Job:
     def restore(self, checkpoint: Path) -> None:
         """Go back to a checkpoint."""
         progress = self.saver.load(checkpoint, self.model, self.optimizer, self.device)
-        self.state = State(progress["step"], progress["samples"])
+        self.state = State(progress["step"], progress["samples"], progress["evaluated"])
         self.saved_step = self.state.step
         self.guard.skipped = progress["skipped"]
         self.watch.tokens = progress["tokens"]
@@ -139,6 +149,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     task = make_task(config)
     check_task(task)
     train_samples, eval_samples = task.train_samples(), task.eval_samples()
+    _check_same(len(train_samples))
     plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
     mesh = build_mesh(plan.mesh, device.type)
     model, notes = _build_model(config, task, mesh, device)
@@ -182,10 +193,33 @@ def _enter_run_dir(config: Config) -> Path:
     if problem is not None:
         raise problem
     assert path is not None
+    unseen = all_sum([float(not _sees(path / ".lock"))])[0]
+    if unseen:
+        raise ConfigError(
+            f"{unseen:.0f} ranks do not see the run folder {path} of rank 0: set run.dir to a folder "
+            "that every node sees"
+        )
     stop.watch_file(path / "stop")
     if dist.get_rank() != 0:
         redirect_output(path / "ranks" / f"rank{dist.get_rank()}.log")
     return path
+
+
+def _sees(file: Path) -> bool:
+    """Whether a file that another node has made is there; file systems may take a moment."""
+    for _ in range(50):
+        if file.exists():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _check_same(length: int) -> None:
+    """Raise `DataError` on every rank if ranks found different data."""
+    if all_sum([float(broadcast(length) != length)])[0]:
+        raise DataError(
+            "ranks found different training data: give every node the same files, or set data.files"
+        )
 
 
 def _build_model(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from trainer.errors import ConfigError
+from trainer.launch import EXCHANGE
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 _locks: list[IO[str]] = []
@@ -35,6 +36,8 @@ class RunDirConfig:
 def new_run_dir(config: RunDirConfig, recipe: str) -> Path:
     """The folder of this run, created; a name that another run has just taken is not reused."""
     if config.dir is not None:
+        if not config.dir.strip():
+            raise ConfigError("run.dir is empty: set run.dir to a folder, or to null for a new one")
         path = Path(config.dir)
         _make(path)
         return path.absolute()
@@ -82,7 +85,7 @@ def lock(path: Path) -> None:
 
 def locked_by_launcher() -> bool:
     """Whether the process that started the ranks (or this one, before) already holds the lock."""
-    return bool(_locks) or "SPRINGTIDE_FAILURES" in os.environ
+    return bool(_locks) or EXCHANGE in os.environ
 
 
 def unlock() -> None:

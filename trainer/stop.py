@@ -51,13 +51,6 @@ def requested() -> bool:
     return bool(_received) or (_file is not None and _file.exists())
 
 
-def reset() -> None:
-    """Forget earlier requests, before the next run in the same process."""
-    global _file
-    _received.clear()
-    _file = None
-
-
 def die_with_parent() -> None:
     """On Linux: have the kernel kill this process when the launcher is gone, however it went."""
     if sys.platform == "linux":

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ def main() -> None:
     """Entry point of a rank that our launcher started."""
     stop.install()
     stop.die_with_parent()
-    from trainer.launch import PAYLOAD, RECORDS
+    from trainer.launch import EXCHANGE, PAYLOAD
 
-    leave_with_dead_peers(Path(os.environ[RECORDS]), int(os.environ["RANK"]))
-    code = run(json.loads(os.environ.pop(PAYLOAD)))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    exchange = Path(os.environ[EXCHANGE])
+    leave_with_dead_peers(exchange, int(os.environ["RANK"]))
+    code = run(json.loads((exchange / PAYLOAD).read_text()))
+    with suppress(OSError):  # whoever read the output may have gone
+        sys.stdout.flush()
+        sys.stderr.flush()
     # No interpreter shutdown: threads of a broken process group could hang it.
     os._exit(code)
 
@@ -42,7 +45,7 @@ def run(payload: dict[str, Any]) -> int:
     try:
         config = build_config(payload["config"])
         invocation = Invocation(payload["kind"], payload["overrides"])
-        with process_group(config.launch.timeout) as device:
+        with process_group(config.launch.timeout, alone=_alone(payload)) as device:
             seed_everything(config.trainer.seed, config.trainer.deterministic)
             with assemble(config, invocation, device) as job:
                 code = train(job)
@@ -57,16 +60,23 @@ def run(payload: dict[str, Any]) -> int:
         return report(FAILED, f"rank {rank} failed:\n{traceback.format_exc()}")
 
 
+def _alone(payload: dict[str, Any]) -> bool:
+    """Whether this process is the only rank, without a launcher to have set the environment."""
+    from trainer.launch import EXCHANGE
+
+    return payload["kind"] == "local" and EXCHANGE not in os.environ
+
+
 def report(code: int, text: str) -> int:
     """Leave a record of a failure for the launcher, or print it where there is none.
 
     torchrun prints the traceback of the rank that failed first, from the file that it asks for.
     """
-    from trainer.launch import RECORDS
+    from trainer.launch import EXCHANGE
     from trainer.process import console
 
     rank = os.environ.get("RANK", "0")
-    folder = os.environ.get(RECORDS)
+    folder = os.environ.get(EXCHANGE)
     if folder is not None:
         record = {"time": time.time(), "code": code, "text": text}
         (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(record))

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -61,7 +62,7 @@ class FolderTokenizer:
         from transformers import AutoTokenizer
 
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(path)
+            self._tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(
@@ -71,7 +72,7 @@ class FolderTokenizer:
         end = self._tokenizer.eos_token_id
         if end is None:
             raise DataError(f"data.tokenizer={path} has no end-of-text token to close documents")
-        self.size = len(self._tokenizer)
+        self.size = max(self._tokenizer.get_vocab().values()) + 1
         self.end = int(end)
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         identity = backend.to_str() if backend else json.dumps(self._tokenizer.get_vocab())
@@ -98,6 +99,13 @@ class TokenFile:
     """Where each document starts in `tokens`; one more entry than documents."""
     num_bytes: int
     """Bytes of text that the documents had."""
+    folder: Path | None = None
+
+    def __reduce__(self) -> Any:
+        """A process that is started afresh maps the same files, rather than getting a copy."""
+        if self.folder is None:
+            return type(self), (self.tokens, self.starts, self.num_bytes)
+        return _open, (self.folder,)
 
 
 def tokenized(
@@ -111,12 +119,18 @@ def tokenized(
     stats = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     identity = json.dumps([FORMAT, stats, text_key, tokenizer.fingerprint, tokenizer.end, holdout])
     folder = cache / f"tokens-{hashlib.blake2b(identity.encode(), digest_size=12).hexdigest()}"
-    if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        with (cache / f"{folder.name}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not folder.is_dir():
-                _write(folder, read_documents(files, text_key), tokenizer, holdout)
+    try:
+        if not folder.is_dir():
+            cache.mkdir(parents=True, exist_ok=True)
+            with (cache / f"{folder.name}.lock").open("w") as lock:
+                with suppress(OSError):  # a file system without locks: both work, one result stays
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if not folder.is_dir():
+                    _write(folder, read_documents(files, text_key), tokenizer, holdout)
+    except OSError as error:
+        raise DataError(
+            f"cannot write {error.filename or cache} ({error.strerror}): set data.cache_dir"
+        ) from error
     return _open(folder / "train"), _open(folder / "held_out")
 
 
@@ -137,7 +151,8 @@ def _write(folder: Path, documents: Iterator[bytes], tokenizer: Tokenizer, share
                 )
         for part in parts.values():
             part.close()
-        os.replace(temporary, folder)
+        if not folder.is_dir():
+            os.replace(temporary, folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -170,4 +185,4 @@ def _open(folder: Path) -> TokenFile:
         tokens: NDArray[Any] = np.empty(0, dtype=meta["dtype"])
     else:
         tokens = np.memmap(file, dtype=meta["dtype"], mode="r")
-    return TokenFile(tokens, starts, meta["num_bytes"])
+    return TokenFile(tokens, starts, meta["num_bytes"], folder)

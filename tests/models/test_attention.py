@@ -6,11 +6,11 @@ import torch
 from models.attention import document_mask, packed_attention
 from models.causal_lm import (
     CausalLMConfig,
+    attention_kind,
     build_causal_lm,
     init_weights,
     next_token_loss,
     transformers_config,
-    uses_packed_attention,
 )
 
 
@@ -66,14 +66,17 @@ def tiny(**changes):
     return config, hf_config, model
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize(
+    "kind", ["llama", "qwen3", "mistral", "gpt_neox", "gpt2", "gemma2", "gemma3_text", "phi3"]
+)
 def test_a_packed_model_equals_one_that_sees_each_document_alone(kind):
     """Whatever attention is chosen, logits are those of the document by itself."""
     config, hf_config, model = tiny(
         type=kind, config={"sliding_window": 4} if kind == "mistral" else {}
     )
-    packed = uses_packed_attention(config, hf_config)
-    assert packed == (kind != "mistral")
+    packed = attention_kind(config, hf_config) == "packed"
+    assert packed == (kind in ("llama", "qwen3", "gpt_neox", "phi3"))
+    model.eval()  # no dropout
     torch.manual_seed(1)
     lengths, S = [5, 7, 9, 3], 12
     documents = [torch.randint(61, (n,)) for n in lengths]
@@ -94,6 +97,13 @@ def test_a_packed_model_equals_one_that_sees_each_document_alone(kind):
         ]
     )  # fmt: skip
     torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["mpt", "stablelm", "bamba", "rwkv", "bloom", "falcon", "xglm"])
+def test_architectures_that_cannot_keep_documents_apart_are_refused(kind):
+    config = CausalLMConfig(type=kind)
+    with pytest.raises(ValueError, match=rf"model.type={kind} .* set model.type to"):
+        attention_kind(config, transformers_config(config, 61))
 
 
 def test_loss_ignores_labels_and_survives_having_none():

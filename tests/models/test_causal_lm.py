@@ -73,6 +73,26 @@ def test_what_cannot_be_built_says_what_to_set(fields, words):
         transformers_config(CausalLMConfig(**fields), 257)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"config": {"hidden_act": "foo"}}, "model.type=llama cannot be built .KeyError"),
+        ({"config": {"initialiser_range": 1.0}}, "set a field of model.config=initializer_range"),
+    ],
+)
+def test_fields_that_cannot_be_are_named(fields, words):
+    config = CausalLMConfig(**fields)
+    with pytest.raises(ValueError, match=words):
+        build_causal_lm(config, transformers_config(config, 257))
+
+
+def test_small_vocabularies_fit_every_architecture():
+    config = CausalLMConfig(
+        type="phi3", num_layers=1, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2
+    )
+    assert build_causal_lm(config, transformers_config(config, 257)).config.vocab_size == 257
+
+
 def test_a_folder_without_a_configuration_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"holds no config\.json"):
         transformers_config(CausalLMConfig(path=str(tmp_path)), 257)

@@ -1,4 +1,5 @@
 import math
+import pickle
 
 import pytest
 import torch
@@ -52,3 +53,30 @@ def test_the_task_describes_itself(tmp_path):
     lines = task(tmp_path).describe()
     assert lines["model"].startswith("llama, 1 layers x 16, vocabulary 257")
     assert "1 documents" in lines["data"]
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ({"max_positions": 8}, "data.sequence_length=16 is longer than the 8 positions"),
+        ({"type": "qwen3", "num_kv_heads": None}, "key/value heads do not divide 2 heads"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused_before_any_rank_starts(model, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        task(tmp_path, model=model).check()
+
+
+def test_workers_that_start_afresh_get_the_data_and_not_the_model(tmp_path):
+    """macOS starts data workers by pickling what they need."""
+    pretrain = task(tmp_path, text="x" * 100_000)
+    pretrain.check()
+    pretrain.build_model()
+    pickled = pickle.dumps((pretrain.train_samples(), pretrain.collate))
+    assert len(pickled) < 50_000
+    samples, collate = pickle.loads(pickled)
+    batch = collate([samples[3]])
+    assert batch["count"] == 16
+    assert (
+        batch["tokens_BS"] == pretrain.collate([pretrain.train_samples()[3]])["tokens_BS"]
+    ).all()

@@ -1,6 +1,7 @@
 """The same numbers however a run is split, stopped or resumed."""
 
 import random
+import shutil
 import signal
 
 import pytest
@@ -132,3 +133,18 @@ def test_epochs_end_a_run_on_all_ranks_at_once(tmp_path):
     code, output = run(*SMALL, *common, "trainer.batch_size=100", "run.dir=s", cwd=tmp_path)
     assert code == 3
     assert "2 epochs of 21 samples do not fill one batch of 100" in output
+
+
+def test_settings_given_on_resume_win_over_the_checkpoint(tmp_path):
+    """The loss of a step with another weight decay differs from that of a plain resume."""
+    common = [*SMALL, "run.dir=r", "trainer.resume=auto", "optim.lr=0.1", "optim.schedule=constant"]
+    code, output = run(*common, "trainer.steps=2", cwd=tmp_path)
+    assert code == 0, output
+    shutil.copytree(tmp_path / "r", tmp_path / "s")
+    code, output = run(*common, "trainer.steps=5", cwd=tmp_path)
+    assert code == 0, output
+    changed = ["run.dir=s", "optim.weight_decay=5.0", "trainer.steps=5"]
+    code, output = run(*common, *changed, cwd=tmp_path)
+    assert code == 0, output
+    assert losses(tmp_path / "s")[:3] == losses(tmp_path / "r")[:3]
+    assert losses(tmp_path / "s")[3:] != losses(tmp_path / "r")[3:]

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +45,55 @@ def test_torchrun_prints_a_wrong_key_once(tmp_path):
     assert code != 0
     assert output.count("did you mean parallel.shard?") == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_under_torchrun_trains_nothing(tmp_path):
+    code, output = run(
+        "--standalone", "--nproc-per-node=2", "-m", "trainer", *SMALL, "trainer.dry_run=true",
+        cwd=tmp_path, prefix=TORCHRUN,
+    )  # fmt: skip
+    assert code == 0, output
+    assert output.count("sequences") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_files_named_like_our_packages_do_not_stand_in_for_them(tmp_path):
+    """Ranks do not import from the folder that the command was given in; `springtide` does not either."""
+    (tmp_path / "models.py").write_text("raise ImportError('the wrong models')")
+    command = Path(sys.executable).parent / "springtide"
+    if not command.is_file():
+        pytest.skip("not installed as a command")
+    done = subprocess.run(
+        [command, *SMALL, "trainer.steps=1"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_ranks_with_other_data_are_refused(tmp_path):
+    port = 20_000 + (os.getpid() + 7) % 20_000
+    nodes = []
+    for rank, text in enumerate(("x" * 1000, "y" * 3000)):
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "a.txt").write_text(text)
+        nodes.append(
+            start(
+                "--nnodes=2",
+                "--nproc-per-node=1",
+                "--rdzv-backend=c10d",
+                "--local-addr=127.0.0.1",
+                f"--rdzv-endpoint=127.0.0.1:{port}",
+                "-m",
+                "trainer",
+                *SMALL,
+                "data.files=[a.txt]",
+                "data.holdout=0",
+                f"run.dir={tmp_path}/r",
+                cwd=tmp_path / str(rank),
+                prefix=TORCHRUN,
+            )
+        )
+    output = "".join(finish(node, timeout=90)[1] for node in nodes)
+    assert "ranks found different training data" in output
 
 
 def test_torchruns_sigterm_saves(tmp_path):

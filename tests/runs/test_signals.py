@@ -98,6 +98,13 @@ def test_a_signal_while_evaluating(tmp_path):
     last = check_stopped(*finish(process, timeout=30), tmp_path)
     assert last == 4
     assert metrics(tmp_path / "r", "eval") == []
+    # Going on begins with the evaluation that was interrupted, made short here.
+    code, output = run(
+        *SMALL, *LONG, *changes, "trainer.steps=4", "trainer.eval_samples=2", "trainer.resume=auto",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert code == 0, output
+    assert [row["step"] for row in metrics(tmp_path / "r", "eval")] == [4]
 
 
 def test_a_signal_while_saving(tmp_path):

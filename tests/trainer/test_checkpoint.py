@@ -42,11 +42,19 @@ def test_the_newest_are_kept_and_pointed_at(tmp_path):
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-00000009"
 
 
-def test_saving_a_step_again_changes_nothing(tmp_path):
-    run_ranks(1, save_some, tmp_path, (3,), 2)
-    before = (tmp_path / "checkpoints" / "step-00000003" / ".metadata").stat().st_mtime_ns
-    run_ranks(1, save_some, tmp_path, (3,), 2)
-    assert (tmp_path / "checkpoints" / "step-00000003" / ".metadata").stat().st_mtime_ns == before
+def save_twice(folder):
+    saver = Saver(CheckpointConfig(), folder)
+    for value in (1.0, 5.0):
+        saver.save(*parts(value), progress(3), CPU)
+    return sorted(p.name for p in saver.folder.iterdir())
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    """A run that went back and did the steps again must not leave the old ones under their names."""
+    [names] = run_ranks(1, save_twice, tmp_path)
+    assert names == ["latest", "step-00000003"]
+    [(weight, _, _)] = run_ranks(1, load_one, tmp_path)
+    assert weight == parts(5.0)[0].weight[0, 0].item()
 
 
 def load_one(folder):
@@ -89,8 +97,15 @@ def test_which_checkpoint_a_run_starts_from(tmp_path):
         find(str(tmp_path / "checkpoints" / "step-00000004"), empty)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "null", '{"format": 1}', "not json"])
+def test_a_foreign_file_is_not_a_checkpoint(text, tmp_path):
+    (tmp_path / "trainer.json").write_text(text)
+    with pytest.raises(CheckpointError, match="is not a complete checkpoint"):
+        read_progress(tmp_path)
+
+
 def test_a_checkpoint_of_a_newer_version_is_refused(tmp_path):
-    (tmp_path / "trainer.json").write_text(json.dumps({"format": 99}))
+    (tmp_path / "trainer.json").write_text(json.dumps({"format": 99, "world_size": 1, "step": 1}))
     with pytest.raises(CheckpointError, match="written by a newer version"):
         read_progress(tmp_path)
 

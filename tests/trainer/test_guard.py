@@ -14,7 +14,7 @@ def make():
 def step(guard, parameter, optimizer, grad, number, loss=1.0):
     parameter.grad = torch.full((3,), grad)
     norm = parameter.grad.norm()
-    guard.skip_unless_finite(optimizer, torch.tensor(loss), norm, number, [number * 2, 7])
+    guard.skip_unless_finite(optimizer, torch.tensor(loss), norm, number, lambda: [number * 2, 7])
     optimizer.step()
 
 

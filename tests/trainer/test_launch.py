@@ -53,4 +53,9 @@ def test_slurm_variables_of_the_step_become_torchs():
         "RANK": "9", "WORLD_SIZE": "12", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2",
         "MASTER_ADDR": "gpu03", "MASTER_PORT": str(20_000 + (4711 * 7 + 2) % 20_000),
     }  # fmt: skip
-    assert slurm_environment(SLURM | {"SLURM_STEP_NODELIST": "one"})["MASTER_ADDR"] == "one"
+    for nodes, first in (
+        ("one", "one"),
+        ("rack[1-2]n[03-04],x", "rack1n03"),
+        ("gpu-[001-004,9].cluster", "gpu-001.cluster"),
+    ):
+        assert slurm_environment(SLURM | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first

@@ -70,6 +70,8 @@ def test_secrets_are_hidden_at_any_depth():
     }  # fmt: skip
     assert redact_override("+task.hub_token=abc") == "+task.hub_token=***"
     assert redact_override("optim.lr=1") == "optim.lr=1"
+    hidden = redact_override("+model.config={api_key: abc, a: {hub_token:def}, size: 3}")
+    assert hidden == "+model.config={api_key: ***, a: {hub_token:***}, size: 3}"
 
 
 def test_online_without_a_key_goes_offline(monkeypatch, tmp_path):
@@ -110,7 +112,8 @@ def test_mfu_knows_devices_by_the_longest_name():
     assert peak_flops_by_name("NVIDIA H200") == 989e12
     assert peak_flops_by_name("NVIDIA H100 PCIe") == 756e12
     assert peak_flops_by_name("NVIDIA H100 80GB HBM3") == 989e12
-    assert peak_flops_by_name("Some Device") is None
+    for name in ("Some Device", "NVIDIA RTX A1000 Laptop GPU"):
+        assert peak_flops_by_name(name) is None
     assert peak_flops(torch.device("cpu")) is None
     assert 0.01 < memory_gib(torch.device("cpu")) < 100
 
@@ -123,6 +126,11 @@ def test_the_resume_command_is_the_command_again(tmp_path):
         f"python -m trainer trainer.steps=5 'data.files=[a b.txt]' run.dir={tmp_path} "
         "trainer.resume=auto"
     )
+
+
+def test_under_other_launchers_the_command_is_theirs(tmp_path):
+    invocation = Invocation("torchrun", ["trainer.steps=5"])
+    assert resume_command(invocation, tmp_path).startswith("the same command with run.dir=")
 
 
 def test_rows_are_json():

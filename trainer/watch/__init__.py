@@ -1,1 +1,4 @@
-"""Watching a run: header, progress, metrics, trackers. Nothing here can stop training."""
+"""Watching a run: header, progress, metrics, trackers.
+
+Nobody has to be there: a closed console or a broken tracker stops nothing.
+"""

@@ -43,7 +43,8 @@ def header_lines(
         "batch": f"{trainer.batch_size} samples = {plan.data_parallel} ranks x "
         f"{plan.micro_batch_size} x {plan.accumulation} micro-batches",
         "steps": f"{plan.steps:,}; evaluation "
-        + (f"every {trainer.eval_every}" if trainer.eval_every else "never"),
+        + (f"every {trainer.eval_every}" if trainer.eval_every else "never")
+        + (f", {trainer.eval_samples:,} samples" if trainer.eval_samples else ""),
         "optimizer": f"AdamW, lr {optim.lr:g} {optim.schedule}, warmup {optim.warmup}, "
         f"decay {optim.weight_decay:g}, clip {optim.max_norm:g}",
         "precision": f"{precision}; {', '.join(extras)}",

@@ -1,5 +1,6 @@
 """What the device could do: the denominator of MFU, and memory in use."""
 
+import re
 import resource
 import sys
 
@@ -20,6 +21,7 @@ PEAK_TFLOPS = {
     "A10G": 70.0,
     "A10": 125.0,
     "L40S": 362.0,
+    "L40": 181.0,
     "L4": 121.0,
     "RTX 4090": 165.0,
     "MI300X": 1307.0,
@@ -28,7 +30,10 @@ PEAK_TFLOPS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Floating-point operations a second in bf16, or None for a device that is not in the table."""
+    """Floating-point operations a second in bf16, or None for a device that is not in the table.
+
+    Runs in fp32 are measured against it, too.
+    """
     if device.type != "cuda":
         return None
     return peak_flops_by_name(torch.cuda.get_device_name(device))
@@ -36,7 +41,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 def peak_flops_by_name(name: str) -> float | None:
     """The same from a device's name: `NVIDIA H100 80GB HBM3`."""
-    fits = [key for key in PEAK_TFLOPS if key in name]
+    fits = [key for key in PEAK_TFLOPS if re.search(rf"\b{key}\b", name)]
     return PEAK_TFLOPS[max(fits, key=len)] * 1e12 if fits else None
 
 

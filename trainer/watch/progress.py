@@ -1,5 +1,6 @@
 """What the console shows: a live line on a terminal, plain lines elsewhere."""
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -28,13 +29,14 @@ class ProgressLine:
         """Say how the run stands after the row's step."""
         text = describe(row, self.steps, seconds_left)
         if self._live is None:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self.say(text)
         else:
             self._live.update(self._bar, completed=row["step"], description=text)
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Print a line that stays; nobody has to be there to read it."""
+        with suppress(OSError):
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the last state of the line on the screen."""

@@ -21,4 +21,11 @@ def redact(value: Any, key: str = "") -> Any:
 def redact_override(override: str) -> str:
     """`logging.token=abc` -> `logging.token=***`."""
     key, equals, value = override.partition("=")
-    return f"{key}{equals}{redact(value, key)}" if equals else override
+    if not equals:
+        return override
+    inside = re.sub(  # {api_key: abc, ...}
+        r"([\w.-]+)(\s*:\s*)([^,{}\[\]]+)",
+        lambda match: f"{match[1]}{match[2]}{redact(match[3], match[1])}",
+        value,
+    )
+    return f"{key}={redact(inside, key)}"

@@ -102,6 +102,8 @@ class Watch:
             lines["collectives"] = "; ".join([lines["collectives"], *notes])
         lines["versions"] = versions()
         lines["start"] = f"step {step}, from {resumed}" if resumed else "step 0, random weights"
+        if self.config.trainer.resume == "auto" and not resumed:
+            lines["start"] += "; the run folder has no checkpoint yet"
         if task.weights_folder() and not resumed:
             lines["start"] = f"step 0, weights of {task.weights_folder()}"
         print_header(self._progress.console, lines)
@@ -171,6 +173,8 @@ class Watch:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Time in here (evaluating, saving) is not training time."""
+        if self.device.type == "cuda":  # what is queued is training, and counts
+            torch.cuda.synchronize(self.device)
         begin = time.monotonic()
         yield
         self._interval.paused += time.monotonic() - begin
@@ -216,5 +220,7 @@ def resume_command(invocation: Invocation, run_dir: Path) -> str:
     """The command line that goes on with a run."""
     given = [redact_override(override) for override in invocation.overrides]
     kept = [o for o in given if not o.lstrip("+").startswith(("run.dir=", "trainer.resume="))]
+    if invocation.kind != "local":
+        return f"the same command with run.dir={short_path(run_dir)} trainer.resume=auto"
     words = [*kept, f"run.dir={short_path(run_dir)}", "trainer.resume=auto"]
     return "python -m trainer " + " ".join(shlex.quote(word) for word in words)
