@@ -104,7 +104,7 @@ def test_torchruns_sigterm_saves(tmp_path):
     wait_for(lambda: reached(tmp_path / "r", 3))
     process.send_signal(signal.SIGTERM)
     _, output = finish(process, timeout=60)
-    assert "resume with: python -m trainer" in output
+    assert "resume with: the same command with run.dir=r trainer.resume=auto" in output
     last = metrics(tmp_path / "r")[-1]["step"]
     assert (tmp_path / "r" / "checkpoints" / f"step-{last:08d}" / "trainer.json").is_file()
 
