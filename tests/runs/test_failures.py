@@ -23,6 +23,15 @@ def test_a_third_partys_task_trains_and_one_that_cannot_be_imported_is_left_out(
     assert "s3cr3t" not in output
 
 
+def test_a_third_partys_recipe_is_found(plugin, tmp_path):
+    """Their YAML, their task; the recipe's name is the file's."""
+    small = [word for word in SMALL if not word.startswith("trainer.steps")]
+    code, output = run("+recipe=faulty_small", *small, cwd=tmp_path, env=plugin)
+    assert code == 0, output
+    assert "recipe       faulty_small" in output
+    assert "done: 2 steps" in output
+
+
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once(plugin, tmp_path):
     begin = time.monotonic()
     code, output = run(*FAULTY, "trainer.steps=50", "task.fault=raise", cwd=tmp_path, env=plugin)

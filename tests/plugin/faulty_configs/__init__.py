@@ -1,0 +1,1 @@
+"""YAML that comes with a third party's package."""
