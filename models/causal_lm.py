@@ -119,9 +119,10 @@ def _transformers_config(config: CausalLMConfig, vocab_size: int) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     one_of("model.type", config.type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-    known = AutoConfig.for_model(config.type).to_dict()
+    default = AutoConfig.for_model(config.type)
+    known = default.to_dict()
     for name in config.config:
-        if name not in known:
+        if name not in known and not hasattr(default, name):  # some fields have two names
             one_of("a field of model.config", name, known)
     fields = {"vocab_size": vocab_size, **fields}
     pad = known.get("pad_token_id")
