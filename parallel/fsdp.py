@@ -9,7 +9,6 @@ from collectives.config import CollectivesConfig
 from parallel.blocks import find_blocks, large_leaves
 from parallel.mesh import ParallelConfig, fsdp_mesh
 from parallel.recompute import compile_block, recompute
-from parallel.tide import use_tide
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
@@ -48,6 +47,8 @@ def choose_collectives(model: nn.Module, config: CollectivesConfig) -> list[str]
     """
     if config.name == "stock":
         return []
+    from parallel.tide import use_tide  # private names of torch, which stock runs do not need
+
     stayed = use_tide(
         model,
         slots=config.slots,
