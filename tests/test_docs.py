@@ -36,9 +36,21 @@ def blocks(page):
     return BLOCK.findall((ROOT / page).read_text())
 
 
+def command_blocks(page):
+    """The commands of each shell block; those of one block run in order, in the same folder."""
+    shell = [text.splitlines() for kind, _, text in blocks(page) if kind == "bash"]
+    return [[line for line in lines if line.strip() and line[0] != "#"] for lines in shell]
+
+
 def commands(page):
-    lines = [line for kind, _, text in blocks(page) if kind == "bash" for line in text.splitlines()]
-    return [line for line in lines if line.strip() and not line.startswith("#")]
+    return [command for block in command_blocks(page) for command in block]
+
+
+BLOCKS = [
+    pytest.param(page, block, id=f"{page}-{number}")
+    for page in PAGES
+    for number, block in enumerate(command_blocks(page))
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +88,10 @@ def is_elsewhere(command):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_run(page, workplace):
+@pytest.mark.parametrize(("page", "block"), BLOCKS)
+def test_commands_run(page, block, workplace):
     folder, environment = workplace
-    for command in commands(page):
+    for command in block:
         if is_elsewhere(command):
             continue
         done = subprocess.run(
