@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from configs.values import at_least, one_of
 
 KINDS = ("stock", "tide")
+TRANSPORTS = ("auto", "shm")
 
 
 @dataclass(kw_only=True)
@@ -13,17 +14,27 @@ class CollectivesConfig:
 
     name: str = "stock"
     """stock: those of torch; tide: shards straight into parameters, gradients summed in place."""
-    slots: int = 2
-    """tide: layers that may be gathered at the same time; must exceed the prefetch depth."""
+    transport: str = "auto"
+    """tide: how bytes travel on a node. shm: shared memory; auto: what the device has."""
+    slots: int | None = None
+    """tide: layers that may be gathered at the same time; null: one more than are prefetched."""
+    slot_reuse: bool = False
+    """tide: stage gradients in the slots of layers that are done, which frees them sooner."""
     chunk: int = 1048576
     """tide: elements that a staging buffer of the reduce-scatter holds."""
-    timeout: float = 60.0
-    """tide: seconds after which a silent peer is named and the run ends."""
+    pacing: int = 4
+    """tide: writes to one rank of another node that may be under way at the same time."""
+    timeout: float | None = None
+    """tide: seconds after which a silent peer is named and the run ends; null: launch.timeout."""
     poison: bool = False
     """tide: fill memory that is given back with NaN, to find code that still reads it."""
 
     def __post_init__(self) -> None:
         one_of("collectives", self.name, KINDS)
-        at_least("collectives.slots", self.slots, 1)
+        one_of("collectives.transport", self.transport, TRANSPORTS)
+        if self.slots is not None:
+            at_least("collectives.slots", self.slots, 1)
         at_least("collectives.chunk", self.chunk, 1)
-        at_least("collectives.timeout", self.timeout, 0.1)
+        at_least("collectives.pacing", self.pacing, 1)
+        if self.timeout is not None:
+            at_least("collectives.timeout", self.timeout, 0.1)

@@ -1,5 +1,7 @@
 """A plain model becomes a sharded one: FSDP2 per block, mixed precision, recomputation."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -37,28 +39,40 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> n
             reshard_after_forward=config.reshard_after_forward,
         )
     fully_shard(model, mesh=sub_mesh, mp_policy=policy)
+    prefetch_layers([block for _, block in blocks], config.prefetch)
     return model
 
 
-def choose_collectives(model: nn.Module, config: CollectivesConfig) -> list[str]:
+def prefetch_layers(blocks: list[nn.Module], depth: int) -> None:
+    """Have each of `blocks`, in their order, gather the next `depth` ahead; backwards likewise.
+
+    Depth 0 leaves it to FSDP2, which gathers one ahead in the backward pass.
+    """
+    if depth == 0:
+        return
+    for number, block in enumerate(blocks):
+        assert isinstance(block, FSDPModule)
+        following = blocks[number + 1 : number + 1 + depth]
+        before = blocks[max(number - depth, 0) : number][::-1]
+        block.set_modules_to_forward_prefetch(following)  # type: ignore[arg-type]
+        block.set_modules_to_backward_prefetch(before)  # type: ignore[arg-type]
+
+
+def choose_collectives(
+    model: nn.Module, config: CollectivesConfig, node_size: int | None, timeout: float
+) -> list[str]:
     """Have the groups of a parallelized model use the configured collectives.
 
-    Returns a line for each reason why some groups stay on torch's.
+    `node_size` None: as the launcher says; `timeout` holds where the configuration has none. Returns
+    a line for each reason why some groups stay on torch's.
     """
     if config.name == "stock":
         return []
     from parallel.tide import use_tide  # private names of torch, which stock runs do not need
 
-    stayed = use_tide(
-        model,
-        slots=config.slots,
-        chunk=config.chunk,
-        timeout=config.timeout,
-        poison=config.poison,
-    )
+    config = replace(config, timeout=config.timeout or timeout)
     groups: dict[str, list[str]] = {}
-    for line in stayed:
-        name, _, reason = line.partition(" stays on torch's collectives: ")
+    for name, reason in use_tide(model, config, node_size).stayed.items():
         groups.setdefault(reason, []).append(name)
     return [
         f"{names[0] if len(names) == 1 else f'{len(names)} groups'} on torch's collectives: {reason}"

@@ -42,6 +42,10 @@ class ParallelConfig:
     """Type that gradients are summed in."""
     reshard_after_forward: bool = True
     """Give gathered layers back after the forward pass and gather them again in the backward."""
+    prefetch: int = 0
+    """Layers gathered ahead of the one in use; 0: none forwards and one backwards, FSDP2's way."""
+    node_size: int | None = None
+    """Ranks on a node, counted in order; null: as the launcher says."""
     reduce_every_micro_batch: bool = False
     """Accumulate sharded gradients (less memory, more traffic) instead of whole ones."""
     activation_checkpointing: str = "none"
@@ -55,6 +59,9 @@ class ParallelConfig:
         if self.shard is not None:
             at_least("parallel.shard", self.shard, 1)
         at_least("parallel.sequence.size", self.sequence.size, 1)
+        at_least("parallel.prefetch", self.prefetch, 0)
+        if self.node_size is not None:
+            at_least("parallel.node_size", self.node_size, 1)
         one_of("parallel.param_dtype", self.param_dtype, DTYPES)
         one_of("parallel.reduce_dtype", self.reduce_dtype, DTYPES)
         one_of(

@@ -45,16 +45,30 @@ class SharedRegion:
 
 
 class SharedMemory:
-    """Shared memory among the ranks of `group`, which must all be on this machine."""
+    """Shared memory among `members` of `group` (ranks in it; all by default) on one machine.
 
-    def __init__(self, group: dist.ProcessGroup | None = None, timeout: float = 60.0) -> None:
-        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        self.timeout = timeout
+    Every rank of the group makes one at the same time. Peers are numbered by their place in
+    `members`. `multicast` emulates one write that reaches all of them.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        members: list[int] | None = None,
+        timeout: float = 60.0,
+        multicast: bool = False,
+    ) -> None:
+        members = list(range(dist.get_world_size(group))) if members is None else members
+        self.rank, self.world_size = members.index(dist.get_rank(group)), len(members)
+        self.timeout, self.multicast = timeout, multicast
+        world = group or dist.group.WORLD
+        assert world is not None
+        self._global = [dist.get_global_rank(world, member) for member in members]
         self._seen: dict[tuple[int, int], int] = {}
-        self._sockets = _connect(group, self.rank, self.world_size, timeout)
+        self._sockets = _connect(group, members, self.rank, timeout)
 
     def allocate(self, nbytes: int) -> Region:
-        """See `Transport.allocate`. Sizes are rounded up to whole pages by the system."""
+        """See `SymmetricMemory.allocate`. Sizes are rounded up to whole pages by the system."""
         own = _anonymous_file(nbytes)
         files = {self.rank: own}
         try:
@@ -65,7 +79,9 @@ class SharedMemory:
             for rank in range(self.world_size):
                 found = os.fstat(files[rank]).st_size
                 if found != nbytes:
-                    raise ValueError(f"rank {rank} allocated {found} bytes, this rank {nbytes}")
+                    raise ValueError(
+                        f"rank {self._global[rank]} allocated {found} bytes, this rank {nbytes}"
+                    )
             return SharedRegion(
                 nbytes, [mmap.mmap(files[r], nbytes) for r in range(self.world_size)]
             )
@@ -81,34 +97,53 @@ class SharedMemory:
                 return files[0]
             self._take(peer, kind, link)
 
-    def put(self, source: Tensor, region: Region, offset: int, peer: int) -> None:
-        """See `Transport.put`."""
-        region.tensor(peer, offset, source.numel(), source.dtype).copy_(source.view(-1))
+    def put(
+        self, source: Tensor, region: Region, offset: int, peer: int, pitch: int | None = None
+    ) -> None:
+        """See `Link.put`. The copy is over when this returns."""
+        rows, width = source.shape if source.dim() == 2 else (1, source.numel())
+        step = width if pitch is None else pitch
+        span = region.tensor(peer, offset, (rows - 1) * step + width, source.dtype)
+        span.as_strided((rows, width), (step, 1)).copy_(source.view(rows, width))
+
+    def put_all(
+        self, source: Tensor, region: Region, offset: int, pitch: int | None = None
+    ) -> None:
+        """See `SymmetricMemory.put_all`; a loop, for want of a switch that copies."""
+        for peer in range(self.world_size):
+            self.put(source, region, offset, peer, pitch)
+
+    def flush(self) -> None:
+        """See `Link.flush`: puts are over when they return."""
 
     def signal(self, peer: int, channel: int, value: int) -> None:
-        """See `Transport.signal`."""
+        """See `Link.signal`."""
         if peer == self.rank:
             self._seen[peer, channel] = value
             return
         link = self._sockets[peer]
         self._guard(peer, lambda: link.sendall(b"f" + MESSAGE.pack(channel, value)))
 
-    def wait(self, peer: int, channel: int, value: int) -> None:
-        """See `Transport.wait`."""
+    def wait(self, peer: int, channel: int, value: int) -> int:
+        """See `Link.wait`."""
         end = time.monotonic() + self.timeout
-        while self._seen.get((peer, channel), 0) < value:
+        while (seen := self._seen.get((peer, channel), 0)) < value:
             if peer == self.rank or time.monotonic() > end:
                 raise PeerError(
-                    f"rank {peer} did not signal {value} on channel {channel} to rank {self.rank} "
-                    f"within {self.timeout:g} s"
+                    f"rank {self._global[peer]} did not signal {value} on channel {channel} to "
+                    f"rank {self._global[self.rank]} within {self.timeout:g} s"
                 )
             link = self._sockets[peer]
             self._take(peer, self._guard(peer, partial(link.recv, 1)), link)
+        return seen
 
     def _take(self, peer: int, kind: bytes, link: socket.socket) -> None:
         """Read the rest of a message that began with `kind`."""
         if kind != b"f":
-            raise PeerError(f"rank {peer} allocates, but rank {self.rank} waits for a flag")
+            raise PeerError(
+                f"rank {self._global[peer]} allocates, but rank {self._global[self.rank]} waits for a "
+                "flag"
+            )
         packed = b""
         while len(packed) < MESSAGE.size:
             packed += self._guard(peer, partial(link.recv, MESSAGE.size - len(packed)))
@@ -120,7 +155,9 @@ class SharedMemory:
         try:
             result = action()
         except TimeoutError:
-            raise PeerError(f"rank {peer} was silent for {self.timeout:g} s") from None
+            raise PeerError(
+                f"rank {self._global[peer]} was silent for {self.timeout:g} s"
+            ) from None
         except OSError:
             raise self._gone(peer) from None
         if result == b"" or (isinstance(result, tuple) and result[0] == b""):
@@ -128,10 +165,13 @@ class SharedMemory:
         return result
 
     def _gone(self, peer: int) -> PeerError:
-        return PeerError(f"rank {peer} is gone: it closed its link to rank {self.rank}")
+        ranks = self._global
+        return PeerError(
+            f"rank {ranks[peer]} is gone: it closed its link to rank {ranks[self.rank]}"
+        )
 
     def close(self) -> None:
-        """See `Transport.close`. Memory goes when its last tensor does."""
+        """See `Link.close`. Memory goes when its last tensor does."""
         for link in self._sockets.values():
             link.close()
         self._sockets.clear()
@@ -151,9 +191,10 @@ def _anonymous_file(nbytes: int) -> int:
 
 
 def _connect(
-    group: dist.ProcessGroup | None, rank: int, world_size: int, timeout: float
+    group: dist.ProcessGroup | None, members: list[int], rank: int, timeout: float
 ) -> dict[int, socket.socket]:
     """A link to every peer: each rank calls those below it and is called by those above."""
+    world_size = len(members)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.settimeout(timeout)
     with tempfile.TemporaryDirectory(prefix="springtide-") as folder:
@@ -161,13 +202,13 @@ def _connect(
         address = f"\0{folder}" if sys.platform == "linux" else str(Path(folder) / "link")
         listener.bind(address)
         listener.listen(world_size)
-        addresses: list[str] = [""] * world_size
+        addresses: list[str] = [""] * dist.get_world_size(group)
         dist.all_gather_object(addresses, address, group=group)
         links: dict[int, socket.socket] = {}
         for peer in range(rank):
             link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             link.settimeout(timeout)
-            link.connect(addresses[peer])
+            link.connect(addresses[members[peer]])
             link.sendall(struct.pack("=I", rank))
             links[peer] = link
         for _ in range(rank + 1, world_size):

@@ -1,4 +1,8 @@
-"""What a transport of symmetric memory can do; collectives are written against this alone."""
+"""What transports can do; the collectives are written against these protocols alone.
+
+A flag is a pair of a peer and a channel; its value only grows. Whoever sees a value also sees every
+byte that the peer put before it signalled that value.
+"""
 
 from typing import Protocol
 
@@ -26,32 +30,65 @@ class Region(Protocol):
         ...
 
 
-class Transport(Protocol):
-    """Bytes and flags between the ranks of one group.
-
-    A flag is a pair of a peer and a channel; its value only grows. Whoever sees a value also sees
-    every byte that the peer put before it signalled that value.
-    """
+class Link(Protocol):
+    """Bytes and flags between this rank and its peers, which are numbered from 0."""
 
     rank: int
     world_size: int
 
-    def allocate(self, nbytes: int) -> Region:
-        """The same region on every rank; all ranks call it, in the same order."""
-        ...
+    def put(
+        self, source: Tensor, region: Region, offset: int, peer: int, pitch: int | None = None
+    ) -> None:
+        """Copy `source` to byte `offset` of `peer`'s part of `region`.
 
-    def put(self, source: Tensor, region: Region, offset: int, peer: int) -> None:
-        """Copy contiguous `source` to byte `offset` of `peer`'s part of `region`."""
+        `source` is contiguous, or has rows that are; rows arrive `pitch` elements apart (None: one
+        right after the other). It may be read until `flush` has returned.
+        """
         ...
 
     def signal(self, peer: int, channel: int, value: int) -> None:
         """Raise the flag that `peer` sees from this rank on `channel` to `value`."""
         ...
 
-    def wait(self, peer: int, channel: int, value: int) -> None:
-        """Until `peer` has signalled at least `value` on `channel`. Raises `PeerError`."""
+    def wait(self, peer: int, channel: int, value: int) -> int:
+        """Until `peer` has signalled at least `value` on `channel`; the value seen.
+
+        Raises `PeerError`.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Until no put reads its source any more."""
         ...
 
     def close(self) -> None:
         """Give everything back; no other call may follow."""
+        ...
+
+
+class SymmetricMemory(Link, Protocol):
+    """The ranks of one node: each sees, and writes into, the memory of the others."""
+
+    multicast: bool
+    """Whether `put_all` is one write; without it, collectives put to each peer in turn."""
+
+    def allocate(self, nbytes: int) -> Region:
+        """The same region on every rank; all ranks call it, in the same order."""
+        ...
+
+    def put_all(
+        self, source: Tensor, region: Region, offset: int, pitch: int | None = None
+    ) -> None:
+        """`put` to every rank at once, this one included."""
+        ...
+
+
+class Network(Link, Protocol):
+    """Ranks of different nodes: memory that they have registered may be put into, not looked at.
+
+    As with remote direct memory access, sources must lie in registered memory, too.
+    """
+
+    def register(self, memory: Tensor) -> Region:
+        """Let peers put into `memory` (bytes, 1-D); all ranks call it, in the same order."""
         ...

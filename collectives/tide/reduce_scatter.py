@@ -1,159 +1,260 @@
 """TIDE reduce-scatter: reads gradients where autograd left them, moves them in their own dtype, and
-sums them in fp32 in the order of the ranks.
+sums them in fp32 in a fixed order.
 
-The shard that a rank keeps is one stream of `S` elements: its part of each tensor, padded to the same
-size on every rank, one after the other. The stream is cut into chunks of `C` elements, and chunk `k`
-travels through staging buffer `k % DEPTH`:
+The shard that a rank keeps is one stream (see `layout.Piece`), cut into chunks. For each chunk there
+is a turn for each node of the group, the own one first:
 
-    for chunk k: write my part for every peer into its staging, signal
-                 wait for each peer's part, add all parts in rank order, store, signal "read"
+    read    put my part of the chunk, for that node's rank of each rail, into the neighbour on the rail
+    sum     add what the neighbours put here, in rank order: this node's share for that node
+    cross   send the share along the rail (own turn: keep it), add the share that came from the
+            node as far away in the other direction
 
-So staging is `DEPTH * (world_size - 1) * C` elements, whatever the size of the layer.
+So the sum of a shard begins with its own node, goes on with the node before, and so on around; on one
+node it is the order of the ranks.
+
+Memory for that is constant: `DEPTH` buffers of each kind, whatever the size of a layer and the number
+of nodes. With a vacated all-gather slot to stage in (Slot-Reuse), everything is read at once, before
+anything is summed or crosses, and the gradients are free sooner.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from collectives.symmetric.transport import Transport
+from collectives.symmetric.fabric import Fabric
+from collectives.tide.crossing import Crossing
+from collectives.tide.layout import ALIGNMENT, Cut, Piece, pieces
+from collectives.tide.slots import Slot, stamp, wait_stamped
 
 DEPTH = 2
-"""Staging buffers: one is filled while the other is read."""
+"""Staging buffers of a kind: one is filled while the other is read."""
+FP32 = torch.float32.itemsize
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Elements of one tensor that belong to one rank's shard and lie in one chunk."""
+@dataclass
+class Reduction:
+    """What one call works on."""
 
-    tensor: int
-    source: int
-    """Where they begin in the flattened tensor."""
-    target: int
-    """Where they begin in the shard's stream."""
-    numel: int
+    grads: list[Tensor]
+    """Flat; emptied once they have been read."""
+    cuts: Sequence[Cut]
+    targets: Sequence[Tensor]
+    """This rank's part of each, flat and without padding."""
+    world_size: int
+    divide: float
+    accumulate: bool
+    tenant: str
+    dtype: torch.dtype = field(init=False)
+    """Of the gradients."""
+    numel: int = field(init=False)
+    """Of the stream."""
 
+    def __post_init__(self) -> None:
+        self.dtype = self.grads[0].dtype
+        self.numel = sum(c.shard_numel for c in self.cuts)
+        self._starts = [0]
+        for c in self.cuts:
+            self._starts.append(self._starts[-1] + c.shard_numel)
 
-def pieces(
-    numels: Sequence[int], shard_numels: Sequence[int], rank: int, begin: int, end: int
-) -> Iterator[Piece]:
-    """The pieces of `rank`'s stream in `[begin, end)`; padding is in none.
+    def pieces(self, rank: int, begin: int, end: int) -> Iterator[Piece]:
+        """The pieces of `rank`'s stream in `[begin, end)`."""
+        return pieces(self.cuts, self.world_size, rank, begin, end)
 
-    `numels` are the true sizes of the tensors, `shard_numels` the padded ones of their shards.
-    """
-    start = 0
-    for tensor, (numel, shard) in enumerate(zip(numels, shard_numels, strict=True)):
-        held = max(min(numel - rank * shard, shard), 0)
-        low, high = max(begin, start), min(end, start + held)
-        if low < high:
-            yield Piece(tensor, rank * shard + low - start, low, high - low)
-        start += shard
-        if start >= end:
-            return
+    def gradient(self, piece: Piece) -> Tensor:
+        """What this rank contributes to a piece, as (rows, width)."""
+        return piece.of(self.grads[piece.tensor])
+
+    def direct(self, piece: Piece) -> Tensor | None:
+        """Where the sum of a piece of this rank's may be formed at once: its shard, if that is fp32."""
+        target = self._target(piece)
+        return None if self.accumulate or target.dtype != torch.float32 else target
+
+    def store(self, piece: Piece, total: Tensor) -> None:
+        """Divide a piece's sum, and write or add it to the shard unless it was formed there."""
+        if self.divide != 1:
+            total.div_(self.divide)
+        if self.accumulate:
+            self._target(piece).add_(total)
+        elif (target := self._target(piece)).data_ptr() != total.data_ptr():
+            target.copy_(total)
+
+    def _target(self, piece: Piece) -> Tensor:
+        begin = piece.target - self._starts[piece.tensor]
+        return self.targets[piece.tensor][begin : begin + piece.numel]
 
 
 class ReduceScatter:
-    """Reduce-scatters over one transport, with staging of constant size."""
+    """Reduce-scatters of one group, one after the other, through staging of constant size.
 
-    def __init__(self, transport: Transport, chunk: int, first_channel: int) -> None:
-        self.transport, self.chunk, self.first_channel = transport, chunk, first_channel
-        self.chunks_done = 0
-        ranks = range(transport.world_size)
-        self.peers = [(transport.rank + k) % len(ranks) for k in ranks if k]
-        self.bytes_per_part = chunk * torch.float32.itemsize
-        self.sums = torch.empty(chunk)  # for shards that are not fp32 themselves
-        self.staging = transport.allocate(max(DEPTH * (len(ranks) - 1), 1) * self.bytes_per_part)
+    `chunk` is in elements of two bytes. Channels from `first_channel` on are its own.
+    """
+
+    def __init__(self, fabric: Fabric, chunk: int, first_channel: int) -> None:
+        self.fabric, self.topology, self.chunk = fabric, fabric.topology, chunk
+        self.channel, self.turns = first_channel, 0
+        size, self.local = self.topology.node_size, self.topology.local
+        self.neighbours = [(self.local + k) % size for k in range(1, size)]
+        self.part_nbytes = -(-2 * chunk // ALIGNMENT) * ALIGNMENT
+        self.staging = fabric.allocate(max(DEPTH * (size - 1) * self.part_nbytes, ALIGNMENT))
+        self.sums = torch.empty(chunk)
+        self.crossing = None
+        if fabric.network is not None:
+            self.crossing = Crossing(fabric, chunk * FP32, DEPTH, first_channel + 2 * DEPTH)
 
     @property
-    def staging_bytes(self) -> int:
-        """On each rank."""
-        return self.staging.nbytes
+    def staging_nbytes(self) -> int:
+        """Symmetric memory of this object on each rank."""
+        return self.staging.nbytes + (self.crossing.nbytes if self.crossing else 0)
 
     @torch.no_grad()
     def __call__(
         self,
-        grads: Sequence[Tensor],
-        shard_numels: Sequence[int],
-        out: Tensor,
-        divide: float,
+        grads: list[Tensor],
+        cuts: Sequence[Cut],
+        targets: Sequence[Tensor],
+        *,
+        divide: float = 1.0,
+        accumulate: bool = False,
+        slot: Slot | None = None,
+        tenant: str = "",
     ) -> None:
-        """Sum `grads` over ranks and store this rank's shard, divided by `divide`, in `out`.
+        """Sum `grads` over the group, divide, and store (or add) this rank's parts in `targets`.
 
-        `grads` have one dtype; `out` holds `sum(shard_numels)` elements, padding set to zero.
+        `grads` have one dtype, and are contiguous or else copied; the list is emptied, and they are
+        let go as soon as they have been read. `targets` are 1-D, without padding, of any floating
+        dtype. `slot` is staged in if it is vacant and large enough. `tenant` names what is reduced:
+        peers that reduce something else are an `OrderError`.
         """
         flat = [grad.reshape(-1) for grad in grads]
-        numels = [grad.numel() for grad in flat]
-        total = sum(shard_numels)
-        out.zero_() if any(n % s for n, s in zip(numels, shard_numels, strict=True) if s) else None
-        for begin in range(0, total, self.chunk):
-            end = min(begin + self.chunk, total)
-            self._send(flat, numels, shard_numels, begin, end)
-            self._receive(flat, numels, shard_numels, begin, end, out, divide)
-            self.chunks_done += 1
+        grads.clear()
+        size = self.topology.world_size
+        todo = Reduction(flat, cuts, targets, size, divide, accumulate, tenant)
+        if slot is not None and slot.tenant is None and self._fits(slot, todo):
+            self._through_slot(slot, todo)
+        else:
+            self._through_staging(todo)
 
-    def _send(
-        self,
-        flat: list[Tensor],
-        numels: list[int],
-        shard_numels: Sequence[int],
-        begin: int,
-        end: int,
-    ) -> None:
-        turn, data, read = self._turn()
-        for peer in self.peers:
-            self.transport.wait(peer, read, turn - 1)
-            place = self._place(self.transport.rank, peer)
-            for piece in pieces(numels, shard_numels, peer, begin, end):
-                source = flat[piece.tensor][piece.source : piece.source + piece.numel]
-                offset = place + (piece.target - begin) * source.element_size()
-                self.transport.put(source, self.staging, offset, peer)
-            self.transport.signal(peer, data, turn)
+    def _through_staging(self, todo: Reduction) -> None:
+        """Chunk by chunk; gradients are read until the last."""
+        link = self.fabric.local
+        for begin, end, step in self._turns(todo):
+            buffer, turn = self.turns % DEPTH, self.turns // DEPTH + 1
+            data, read = self.channel + 2 * buffer, self.channel + 2 * buffer + 1
+            for peer in self.neighbours:
+                link.wait(peer, read, turn - 1)
+                target = self._member(step, peer)
+                place = self._place(buffer, self.local, peer)
+                for piece in todo.pieces(target, begin, end):
+                    offset = place + (piece.target - begin) * todo.dtype.itemsize
+                    link.put(todo.gradient(piece), self.staging.local, offset, peer)
+                link.signal(peer, data, stamp(turn, todo.tenant))
+            for peer in self.neighbours:
+                wait_stamped(link, peer, data, turn, todo.tenant)
+            staged: list[Tensor | None] = [None] * self.topology.node_size
+            for peer in self.neighbours:
+                place = self._place(buffer, peer, self.local)
+                staged[peer] = self.staging.local.tensor(self.local, place, end - begin, todo.dtype)
+            self._sum_and_cross(todo, begin, end, step, staged)
+            for peer in self.neighbours:
+                link.signal(peer, read, turn)
+            self.turns += 1
+        link.flush()  # whoever called may now free or overwrite the gradients
 
-    def _receive(
-        self,
-        flat: list[Tensor],
-        numels: list[int],
-        shard_numels: Sequence[int],
-        begin: int,
-        end: int,
-        out: Tensor,
-        divide: float,
-    ) -> None:
-        turn, data, read = self._turn()
-        rank, dtype = self.transport.rank, flat[0].dtype
-        arrived: dict[int, Tensor] = {}
-        for peer in self.peers:
-            self.transport.wait(peer, data, turn)
-            place = self._place(peer, rank)
-            arrived[peer] = self.staging.tensor(rank, place, end - begin, dtype)
-        for piece in pieces(numels, shard_numels, rank, begin, end):
-            own = flat[piece.tensor][piece.source : piece.source + piece.numel]
-            at = piece.target - begin
-            parts = [
-                own if peer == rank else arrived[peer][at : at + piece.numel]
-                for peer in range(self.transport.world_size)
+    def _through_slot(self, slot: Slot, todo: Reduction) -> None:
+        """As another tenant of the slot, which has room for what all neighbours put at once.
+
+        The slot holds a stream for each node and, within it, each neighbour.
+        """
+        link, region = self.fabric.local, slot.memory.local
+        size, nodes = self.topology.node_size, self.topology.num_nodes
+        stream = todo.numel * todo.dtype.itemsize
+        slot.acquire(todo.tenant)
+        for peer in [*self.neighbours, self.local]:
+            for step in range(nodes):
+                place = (step * size + self.local) * stream
+                for piece in todo.pieces(self._member(step, peer), 0, todo.numel):
+                    offset = place + piece.target * todo.dtype.itemsize
+                    link.put(todo.gradient(piece), region, offset, peer)
+        slot.announce(self.neighbours)
+        link.flush()
+        todo.grads.clear()  # all have been read: their memory is free from here on
+        slot.wait_ready(self.neighbours)
+        for begin, end, step in self._turns(todo):
+            staged = [
+                region.tensor(
+                    self.local,
+                    (step * size + peer) * stream + begin * todo.dtype.itemsize,
+                    end - begin,
+                    todo.dtype,
+                )
+                for peer in range(size)
             ]
-            stored = out[piece.target : piece.target + piece.numel]
-            total = stored if out.dtype == torch.float32 else self.sums[: piece.numel]
-            total.copy_(parts[0])
-            for part in parts[1:]:
-                total.add_(part)
-            if divide != 1:
-                total.div_(divide)
-            if total is not stored:
-                stored.copy_(total)
-        for peer in self.peers:
-            self.transport.signal(peer, read, turn)
+            self._sum_and_cross(todo, begin, end, step, staged)
+        slot.release()
 
-    def _turn(self) -> tuple[int, int, int]:
-        """How often the present buffer has been used, this time included, and its two channels."""
-        buffer = self.chunks_done % DEPTH
-        first = self.first_channel + 2 * buffer
-        return self.chunks_done // DEPTH + 1, first, first + 1
+    def _fits(self, slot: Slot, todo: Reduction) -> bool:
+        streams = self.topology.world_size * todo.numel
+        return streams * todo.dtype.itemsize <= slot.memory.nbytes
 
-    def _place(self, source: int, target: int) -> int:
-        """Byte offset, in `target`'s staging, of what `source` sends now."""
-        order = source - (source > target)  # a rank has no place for what it sends itself
-        parts = self.transport.world_size - 1
-        return (self.chunks_done % DEPTH * parts + order) * self.bytes_per_part
+    def _turns(self, todo: Reduction) -> Iterator[tuple[int, int, int]]:
+        """Begin and end of a chunk, and how many nodes on its receiver is."""
+        chunk = min(self.chunk, max(self.part_nbytes // todo.dtype.itemsize, 1))
+        for begin in range(0, todo.numel, chunk):
+            for step in range(self.topology.num_nodes):
+                yield begin, min(begin + chunk, todo.numel), step
+
+    def _member(self, step: int, local: int) -> int:
+        """The rank at place `local`, `step` nodes on."""
+        node = (self.topology.node + step) % self.topology.num_nodes
+        return self.topology.member(node, local)
+
+    def _place(self, buffer: int, source: int, target: int) -> int:
+        """Byte offset, in `target`'s staging, of what `source` puts into `buffer`."""
+        order = source - (source > target)  # a rank has no place for what it puts itself
+        return (buffer * (self.topology.node_size - 1) + order) * self.part_nbytes
+
+    def _sum_and_cross(
+        self,
+        todo: Reduction,
+        begin: int,
+        end: int,
+        step: int,
+        staged: Sequence[Tensor | None],
+    ) -> None:
+        """What one turn does with the neighbours' parts of a chunk; None is this rank's own."""
+        own, total = self._member(step, self.local), self.sums[: end - begin]
+        single = len(staged) == 1  # nothing is summed here: nodes exchange the gradients' own dtype
+        wire = todo.dtype if single else torch.float32
+        share = total if step == 0 or self.crossing is None else self.crossing.outgoing(
+            end - begin, wire
+        )  # fmt: skip
+        for piece in todo.pieces(own, begin, end):
+            at, shape = _span(piece, begin), (piece.rows, piece.width)
+            parts = [todo.gradient(piece) if p is None else p[at].view(shape) for p in staged]
+            place = todo.direct(piece) if self.crossing is None else None
+            place = share[at] if place is None else place
+            sum_in_order(parts, place.view(shape))
+            if self.crossing is None:
+                todo.store(piece, place)
+        if self.crossing is None:
+            return
+        if step:
+            total.add_(self.crossing.exchange(step, end - begin, wire))
+            self.crossing.acknowledge()
+        if step == self.topology.num_nodes - 1:
+            for piece in todo.pieces(self.topology.rank, begin, end):
+                todo.store(piece, total[_span(piece, begin)])
+
+
+def _span(piece: Piece, begin: int) -> slice:
+    """Where a piece lies in a chunk that begins there."""
+    return slice(piece.target - begin, piece.target - begin + piece.numel)
+
+
+def sum_in_order(parts: Sequence[Tensor], total: Tensor) -> None:
+    """Write the sum of `parts`, added from the first to the last, into `total`, in its dtype."""
+    total.copy_(parts[0])
+    for part in parts[1:]:
+        total.add_(part)

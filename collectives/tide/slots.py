@@ -1,103 +1,119 @@
-"""Slots: regions of symmetric memory that hold one gathered layer each, and who may write when.
+"""Slots: regions that hold one layer each, and who may write when.
 
-Every layer has its slot for good (the parameters look at that memory), several layers share one in
+Every layer has its slot for good (its parameters look at that memory), several layers share one in
 turn. A turn is a *tenancy*, numbered from 1:
 
     acquire   wait until every peer has released the tenancy before: then its memory may be written
-    ...       peers write their shards into mine, I write mine into theirs, layers compute
-    release   after the last use of the gathered layer, tell every peer that mine may be written
+    ...       peers write into mine, I write into theirs, layers compute
+    release   after the last use of what arrived, tell every peer that mine may be written
 
-All ranks run the same program, so they agree on the numbers without talking about them.
+All ranks run the same program, so they agree on the numbers without talking about them. A flag
+carries a mark of the tenant beside the number, so ranks that do run different programs find out.
 """
 
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from collectives.symmetric.transport import Region, Transport
+from collectives.symmetric.fabric import Fabric, Memory
+from collectives.symmetric.transport import Link
+from collectives.topology import doubling
 
-ALIGNMENT = 256
-"""Bytes; tensors begin at multiples, which is what copy engines and vector loads like."""
+MARK_BITS = 16
 
 
 class SlotError(RuntimeError):
     """A layer is gathered while its slot still holds another one: there are too few slots."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where the gathered tensors of a layer lie in a slot.
-
-    Tensor `t` has `world_size` shards of `shard_numels[t]` elements (padded, so that all are equal),
-    one after the other: the gathered bytes are the parameter.
-    """
-
-    world_size: int
-    shard_numels: tuple[int, ...]
-    dtypes: tuple[torch.dtype, ...]
-    offsets: tuple[int, ...]
-    """In bytes."""
-    nbytes: int
+class OrderError(RuntimeError):
+    """Another rank does not do what this one does."""
 
 
-def make_layout(world_size: int, shards: list[tuple[int, torch.dtype]]) -> Layout:
-    """Place tensors, given each one's shard size in elements and dtype, in their order."""
-    offsets, end = [], 0
-    for numel, dtype in shards:
-        offsets.append(end)
-        end += -(-numel * world_size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    numels, dtypes = zip(*shards, strict=True)
-    return Layout(world_size, numels, dtypes, tuple(offsets), max(end, ALIGNMENT))
+def stamp(count: int, tenant: str) -> int:
+    """A flag's value: a number that grows, and a mark of what it is about."""
+    return count << MARK_BITS | zlib.crc32(tenant.encode()) & (1 << MARK_BITS) - 1
+
+
+def wait_stamped(link: Link, peer: int, channel: int, count: int, tenant: str) -> None:
+    """Until `peer` has signalled `count`. Raises `OrderError` if it was about something else."""
+    seen = link.wait(peer, channel, count << MARK_BITS)
+    if seen >> MARK_BITS == count and seen != stamp(count, tenant):
+        raise OrderError(
+            f"ranks are at different places: here {tenant}, at peer {peer} of rank {link.rank} "
+            "something else. All ranks must run the same layers in the same order and have gradients "
+            "for the same parameters (see FSDPModule.set_reduce_scatter_unused_params)"
+        )
 
 
 @dataclass
 class Slot:
-    """One region, its number among the slots of a transport, and its present tenant."""
+    """One memory, its number among the slots of a fabric, and its present tenant."""
 
-    transport: Transport
-    region: Region
+    fabric: Fabric
+    memory: Memory
     index: int
-    tenant: str | None = None
-    tenancy: int = 0
     poison: bool = False
     """Overwrite released memory with NaN bytes, so that a stale alias is noticed."""
-    peers: list[int] = field(init=False)
+    tenant: str | None = None
+    tenancy: int = 0
+    _last: str = ""
+    _links: list[tuple[Link, int]] = field(init=False)
+    """Everybody that writes into this rank's memory, or that it writes to."""
 
     def __post_init__(self) -> None:
-        ranks = range(self.transport.world_size)
-        # Each rank begins with its neighbour, so that not all write to the same peer at once.
-        self.peers = [(self.transport.rank + k) % len(ranks) for k in ranks if k]
+        topology, network = self.fabric.topology, self.fabric.network
+        self._links = [(self.fabric.local, peer) for peer in self.neighbours]
+        if network is not None:
+            steps = doubling(topology.node, topology.num_nodes)
+            peers = {step.target for step in steps} | {step.source for step in steps}
+            self._links += [(network, peer) for peer in sorted(peers)]
+
+    @property
+    def neighbours(self) -> list[int]:
+        """The other ranks of the node, beginning with the next, so that not all write to the same."""
+        size = self.fabric.topology.node_size
+        return [(self.fabric.topology.local + k) % size for k in range(1, size)]
 
     def acquire(self, tenant: str) -> None:
-        """Begin a tenancy. Raises `SlotError`, and `PeerError` from the transport."""
+        """Begin a tenancy. Raises `SlotError`, `OrderError`, and `PeerError` from the transport.
+
+        It waits for every peer, not only for the one that is written to first: a peer that still
+        sends from its memory has not released it.
+        """
         if self.tenant is not None:
             raise SlotError(
                 f"{tenant} is gathered while {self.tenant} still uses slot {self.index}: set "
                 "collectives.slots to more than the number of layers gathered at the same time"
             )
-        self.tenant = tenant
-        for peer in self.peers:
-            self.transport.wait(peer, self._free, self.tenancy)
+        for link, peer in self._links:
+            if self.tenancy:
+                wait_stamped(link, peer, self._free, self.tenancy, self._last)
+        self.tenant, self._last = tenant, tenant
         self.tenancy += 1
 
-    def announce(self, peer: int) -> None:
-        """Tell `peer` that this rank's shards are in its memory."""
-        self.transport.signal(peer, self._ready, self.tenancy)
+    def announce(self, peers: Sequence[int]) -> None:
+        """Tell neighbours that everything from this rank is in their memory."""
+        for peer in peers:
+            self.fabric.local.signal(peer, self._ready, stamp(self.tenancy, self._last))
 
-    def wait_ready(self) -> None:
-        """Until every peer has announced its shards."""
-        for peer in self.peers:
-            self.transport.wait(peer, self._ready, self.tenancy)
+    def wait_ready(self, peers: Sequence[int]) -> None:
+        """Until neighbours have announced."""
+        for peer in peers:
+            wait_stamped(self.fabric.local, peer, self._ready, self.tenancy, self._last)
 
     def release(self) -> None:
-        """End the tenancy: nothing here reads the gathered layer any more."""
+        """End the tenancy: nothing here reads what arrived any more."""
         if self.poison:
-            whole = self.region.tensor(self.transport.rank, 0, self.region.nbytes, torch.uint8)
+            self.fabric.local.flush()  # peers are still sent what lies here
+            own = self.fabric.local.rank
+            whole = self.memory.local.tensor(own, 0, self.memory.nbytes, torch.uint8)
             whole.fill_(0xFF)  # a NaN in every floating-point format
         self.tenant = None
-        for peer in self.peers:
-            self.transport.signal(peer, self._free, self.tenancy)
+        for link, peer in self._links:
+            link.signal(peer, self._free, stamp(self.tenancy, self._last))
 
     @property
     def _ready(self) -> int:
@@ -107,30 +123,7 @@ class Slot:
     def _free(self) -> int:
         return 2 * self.index + 1
 
-    def tensors(self, layout: Layout) -> list[Tensor]:
-        """This rank's gathered tensors, each 1-D with a storage of its own."""
-        return [
-            self.region.tensor(self.transport.rank, offset, numel * layout.world_size, dtype)
-            for numel, dtype, offset in zip(
-                layout.shard_numels, layout.dtypes, layout.offsets, strict=True
-            )
-        ]
 
-    def own_places(self, layout: Layout) -> tuple[list[Tensor], list[int]]:
-        """Where this rank's shards go, and the byte offsets of these places.
-
-        They have storages of their own, too: a write through the gathered tensors would count as a
-        modification of the parameters, and autograd refuses those.
-        """
-        rank = self.transport.rank
-        begins = [
-            offset + rank * numel * dtype.itemsize
-            for numel, dtype, offset in zip(
-                layout.shard_numels, layout.dtypes, layout.offsets, strict=True
-            )
-        ]
-        places = [
-            self.region.tensor(rank, begin, numel, dtype)
-            for numel, dtype, begin in zip(layout.shard_numels, layout.dtypes, begins, strict=True)
-        ]
-        return places, begins
+def channels_of(num_slots: int) -> int:
+    """Channels that slots use; others begin there."""
+    return 2 * num_slots

@@ -33,10 +33,16 @@ def test_slices_are_what_torch_shards():
 
 def test_fsdp2_is_one_that_tide_knows():
     """Signatures, and the attributes of groups and parameters that the seam reads or replaces."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+    from torch.distributed.fsdp._fully_shard import (
+        _fsdp_collectives,
+        _fsdp_param,
+        _fsdp_param_group,
+    )
 
-    from parallel.tide import _dispatch
+    from parallel.tide.seam import _dispatch, _return_types
 
+    foreach_reduce = _fsdp_collectives.foreach_reduce
+    assert len(_return_types(foreach_reduce)) in (6, 7)
     _dispatch()
     group, param = _fsdp_param_group.FSDPParamGroup, _fsdp_param.FSDPParam
     for name in (

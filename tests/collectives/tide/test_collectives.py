@@ -1,126 +1,85 @@
-"""All-gather and reduce-scatter on shared memory, against sums and concatenations in fp64."""
-
-import random
-import time
+"""All-gather and reduce-scatter over slow transports and virtual nodes, against plain sums."""
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
 
-from collectives.symmetric.shm import SharedMemory
-from collectives.tide.all_gather import start_all_gather
-from collectives.tide.reduce_scatter import DEPTH, ReduceScatter, pieces
-from collectives.tide.slots import ALIGNMENT, Slot, SlotError, make_layout
+from collectives.tide.all_gather import Gather
+from collectives.tide.layout import cut, make_layout
+from collectives.tide.rail import RAIL_CHANNELS, Rail
+from collectives.tide.reduce_scatter import DEPTH, ReduceScatter
+from collectives.tide.slots import OrderError, Slot, SlotError, channels_of
+from tests.collectives.slow import connect
 from tests.ranks import run_ranks
 
-
-@given(st.lists(st.integers(0, 40), min_size=1, max_size=6), st.integers(1, 5), st.integers(1, 30))
-def test_pieces_cover_every_element_once(numels, world_size, chunk):
-    shard_numels = [-(-n // world_size) for n in numels]
-    total = sum(shard_numels)
-    seen = [[] for _ in numels]
-    for rank in range(world_size):
-        targets = []
-        for begin in range(0, total, chunk):
-            for piece in pieces(numels, shard_numels, rank, begin, min(begin + chunk, total)):
-                assert begin <= piece.target
-                assert piece.target + piece.numel <= begin + chunk
-                seen[piece.tensor] += range(piece.source, piece.source + piece.numel)
-                targets += range(piece.target, piece.target + piece.numel)
-        assert len(set(targets)) == len(targets)
-    assert [sorted(s) for s in seen] == [list(range(n)) for n in numels]
+NODES = [(2, 8), (3, 3), (4, 2), (6, 2), (4, 1), (3, 1)]
+"""Ranks, and how many of them are a node."""
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 99), st.sampled_from([torch.float32, torch.bfloat16])),
-        min_size=1,
-        max_size=6,
-    ),
-    st.integers(1, 4),
-)
-def test_layouts_are_aligned_and_do_not_overlap(shards, world_size):
-    layout = make_layout(world_size, shards)
-    end = 0
-    for numel, dtype, offset in zip(
-        layout.shard_numels, layout.dtypes, layout.offsets, strict=True
-    ):
-        assert offset % ALIGNMENT == 0
-        assert offset >= end
-        end = offset + numel * world_size * dtype.itemsize
-    assert end <= layout.nbytes
+def make_rail(fabric, first_channel, in_flight=2):
+    return Rail(fabric.network, first_channel, in_flight) if fabric.network else None
 
 
-class Late(SharedMemory):
-    """Shared memory in which every operation may take its time, so that ranks meet in any order."""
-
-    def _pause(self):
-        if self._random.random() < 0.2:
-            time.sleep(self._random.random() * 0.002)
-
-    def __init__(self, *args, **kwargs):
-        self._random = random.Random(dist.get_rank())
-        super().__init__(*args, **kwargs)
-
-    def put(self, *args):
-        self._pause()
-        super().put(*args)
-
-    def signal(self, *args):
-        self._pause()
-        super().signal(*args)
-
-    def wait(self, *args):
-        self._pause()
-        super().wait(*args)
+def wholes_of(layer, shapes):
+    generator = torch.Generator().manual_seed(100 + layer)
+    return [torch.randn(shape, generator=generator) for shape, _ in shapes]
 
 
-def shards_of(layer, rank, sizes):
-    generator = torch.Generator().manual_seed(100 * layer + rank)
-    return [torch.randn(n, generator=generator) for n in sizes]
+def shard_of(whole, dim, rank, size):
+    step = -(-whole.shape[dim] // size)
+    part = whole.narrow(dim, min(rank * step, whole.shape[dim]),
+                        max(min(step, whole.shape[dim] - rank * step), 0))  # fmt: skip
+    padded = torch.zeros([*whole.shape[:dim], step, *whole.shape[dim + 1 :]])
+    padded.narrow(dim, 0, part.shape[dim]).copy_(part)
+    return padded.view(-1)
 
 
-def check_gather(rounds):
+def check_gather(node_size, rounds, multicast):
     """Five layers of two dtypes take turns in two slots; every gather is compared whole."""
-    transport = Late(timeout=20)
-    size, sizes = transport.world_size, [7, 0, 130, 33]
-    dtypes = [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
-    layout = make_layout(size, list(zip(sizes, dtypes, strict=True)))
-    slots = [Slot(transport, transport.allocate(layout.nbytes), i, poison=True) for i in range(2)]
+    fabric = connect(node_size=node_size, multicast=multicast)
+    size, rank = fabric.topology.world_size, fabric.topology.rank
+    shapes = [((7,), 0), ((0, 3), 0), ((5, size * 3), 1), ((33, 2), 0), ((2, size, 3), 1)]
+    dtypes = [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32, torch.float32]
+    layout = make_layout(size, [(cut(*s, size), d) for s, d in zip(shapes, dtypes, strict=True)])
+    slots = [Slot(fabric, fabric.allocate(layout.nbytes), i, poison=True) for i in range(2)]
+    rail = make_rail(fabric, channels_of(2))
+    gathers = [Gather(slots[n % 2], layout, rail, piece=48) for n in range(5)]
     for turn in range(rounds):
         layer = turn % 5
-        slot = slots[layer % 2]
-        gathered = slot.tensors(layout)
-        shards = shards_of(layer, transport.rank, sizes)
-        start_all_gather(slot, layout, shards, f"layer {layer}")
-        slot.wait_ready()
-        for t, whole in enumerate(gathered):
-            expected = torch.cat([shards_of(layer, r, sizes)[t] for r in range(size)])
-            assert torch.equal(whole, expected.to(dtypes[t]))
-            assert whole.storage_offset() == 0
-        slot.release()
+        wholes = wholes_of(layer, shapes)
+        shards = [shard_of(w, dim, rank, size) for w, (_, dim) in zip(wholes, shapes, strict=True)]
+        gathers[layer].start(shards, f"layer {layer}")
+        gathers[layer].wait()
+        for got, whole, dtype in zip(gathers[layer].tensors, wholes, dtypes, strict=True):
+            assert torch.equal(got[: whole.numel()], whole.reshape(-1).to(dtype))
+            assert got.storage_offset() == 0
+        slots[layer % 2].release()
+    fabric.local.flush()
     dist.barrier()  # nobody writes into released memory any more: a stale alias reads NaN
-    assert all(whole.isnan().all() for slot in slots for whole in slot.tensors(layout))
+    assert all(whole.isnan().all() for gather in gathers for whole in gather.tensors)
+    fabric.close()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_gathers_are_exact_in_slots_that_take_turns(world_size):
-    run_ranks(world_size, check_gather, 1000)
+@pytest.mark.parametrize(("world_size", "node_size"), NODES)
+def test_gathers_are_exact_in_slots_that_take_turns(world_size, node_size):
+    run_ranks(world_size, check_gather, node_size, 25, False)
+
+
+@pytest.mark.parametrize(("world_size", "node_size"), [(3, 3), (4, 2)])
+def test_multicast_reaches_the_same_places(world_size, node_size):
+    run_ranks(world_size, check_gather, node_size, 25, True)
 
 
 def check_too_few_slots():
-    transport = SharedMemory(timeout=5)
-    layout = make_layout(transport.world_size, [(4, torch.float32)])
-    slot = Slot(transport, transport.allocate(layout.nbytes), 0)
-    start_all_gather(slot, layout, [torch.ones(4)], "layer 0")
-    try:
-        start_all_gather(slot, layout, [torch.ones(4)], "layer 2")
-    except SlotError as error:
-        dist.barrier()
-        return str(error)
-    return "no error"
+    fabric = connect()
+    layout = make_layout(2, [(cut((4,), 0, 2), torch.float32)])
+    gather = Gather(Slot(fabric, fabric.allocate(layout.nbytes), 0), layout)
+    gather.start([torch.ones(2)], "layer 0")
+    with pytest.raises(SlotError) as error:
+        gather.start([torch.ones(2)], "layer 2")
+    fabric.local.flush()
+    dist.barrier()
+    return str(error.value)
 
 
 def test_a_slot_that_is_in_use_is_refused_on_every_rank():
@@ -130,38 +89,113 @@ def test_a_slot_that_is_in_use_is_refused_on_every_rank():
         )
 
 
+def check_order(node_size):
+    fabric = connect(node_size=node_size)
+    size = fabric.topology.world_size
+    layout = make_layout(size, [(cut((4,), 0, size), torch.float32)])
+    gather = Gather(Slot(fabric, fabric.allocate(layout.nbytes), 0), layout, make_rail(fabric, 2))
+
+    def turns():
+        for _ in range(2):
+            gather.start([torch.ones(4 // size)], f"layer {fabric.topology.rank}")
+            gather.wait()
+            gather.slot.release()
+
+    with pytest.raises(OrderError) as error:
+        turns()
+    fabric.local.flush()
+    dist.barrier()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("node_size", [1, 2])
+def test_ranks_that_gather_different_layers_find_out(node_size):
+    for message in run_ranks(2, check_order, node_size):
+        assert "All ranks must run the same layers in the same order" in message
+
+
 def grads_of(turn, rank, shapes, dtype):
     generator = torch.Generator().manual_seed(31 * turn + rank)
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape, _ in shapes]
 
 
-def check_reduce(dtype, chunk, rounds):
-    transport = Late(timeout=20)
-    size, rank = transport.world_size, transport.rank
-    shapes = [(5, 3), (1, 4), (8,), (6, 2), (257,)]
-    shard_numels = [-(-s[0] // size) * torch.Size(s[1:]).numel() for s in shapes]
-    reduce = ReduceScatter(transport, chunk, first_channel=10)
+def ordered_sum(grads, topology):
+    """Of one tensor from every rank: inside the nodes by rank, then from this node backwards."""
+    shares = []
+    for node in range(topology.num_nodes):
+        share = grads[topology.member(node, 0)].float()
+        for local in range(1, topology.node_size):
+            share = share + grads[topology.member(node, local)].float()
+        shares.append(share)
+    total = shares[topology.node]
+    for step in range(1, topology.num_nodes):
+        total = total + shares[(topology.node - step) % topology.num_nodes]
+    return total
+
+
+def check_reduce(node_size, dtype, chunk, rounds, reuse, accumulate):
+    fabric = connect(node_size=node_size)
+    size, rank = fabric.topology.world_size, fabric.topology.rank
+    shapes = [((5, 3), 0), ((1, 4), 0), ((8,), 0), ((6, 2 * size), 1), ((257,), 0)]
+    cuts = [cut(*shape, size) for shape in shapes]
+    layout = make_layout(size, [(c, dtype) for c in cuts])
+    slot = Slot(fabric, fabric.allocate(layout.nbytes), 0, poison=True) if reuse else None
+    reduce = ReduceScatter(fabric, chunk, first_channel=channels_of(1))
     for turn in range(rounds):
         everyone = [grads_of(turn, r, shapes, dtype) for r in range(size)]
-        out = torch.full((sum(shard_numels),), torch.nan)
-        reduce(everyone[rank], shard_numels, out, divide=float(size))
-        at = 0
-        for t, shard in enumerate(shard_numels):
-            total = everyone[0][t].float()
-            for r in range(1, size):
-                total = total + everyone[r][t].float()
-            mine = (total / size).reshape(-1)[rank * shard : (rank + 1) * shard]
-            assert torch.equal(out[at : at + len(mine)], mine)
-            assert (out[at + len(mine) : at + shard] == 0).all()
-            at += shard
+        targets = [torch.full((c.held(rank),), float(turn)) for c in cuts]
+        mine = everyone[rank]
+        expected = []
+        for t, (_, dim) in enumerate(shapes):
+            total = ordered_sum([grads[t] for grads in everyone], fabric.topology)
+            expected.append(shard_of(total, dim, rank, size)[: cuts[t].held(rank)] / size)
+        reduce(
+            mine, cuts, targets, divide=float(size), accumulate=accumulate, slot=slot, tenant="x"
+        )
+        assert mine == []
+        for got, want in zip(targets, expected, strict=True):
+            assert torch.equal(got, want + turn if accumulate else want)
+    fabric.local.flush()
     dist.barrier()
-    return reduce.staging_bytes
+    fabric.close()
+    return reduce.staging_nbytes
 
 
-@pytest.mark.parametrize(
-    ("world_size", "dtype", "chunk"),
-    [(2, torch.bfloat16, 16), (3, torch.float32, 50), (4, torch.float16, 1000)],
-)
-def test_sums_are_those_in_rank_order_in_fp32(world_size, dtype, chunk):
-    staging = run_ranks(world_size, check_reduce, dtype, chunk, 60)
-    assert staging == [DEPTH * (world_size - 1) * chunk * 4] * world_size
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(("world_size", "node_size"), NODES)
+@pytest.mark.parametrize(("dtype", "chunk"), [(torch.bfloat16, 16), (torch.float32, 300)])
+def test_sums_are_those_in_the_documented_order_in_fp32(world_size, node_size, dtype, chunk, reuse):
+    run_ranks(world_size, check_reduce, node_size, dtype, chunk, 20, reuse, False)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(("world_size", "node_size"), [(3, 3), (4, 2)])
+def test_sums_are_added_to_what_is_there(world_size, node_size, reuse):
+    run_ranks(world_size, check_reduce, node_size, torch.float16, 50, 10, reuse, True)
+
+
+def check_different_sets(node_size):
+    fabric = connect(node_size=node_size)
+    reduce = ReduceScatter(fabric, 8, first_channel=0)
+    with pytest.raises(OrderError) as error:
+        reduce([torch.ones(4)], [cut((4,), 0, 2)], [torch.zeros(2)], tenant=f"{fabric.local.rank}")
+    fabric.local.flush()
+    dist.barrier()
+    return str(error.value)
+
+
+def test_ranks_that_reduce_different_parameters_find_out():
+    for message in run_ranks(2, check_different_sets, 2):
+        assert "set_reduce_scatter_unused_params" in message
+
+
+@pytest.mark.parametrize("chunk", [128, 1024])
+def test_staging_is_constant_in_the_number_of_nodes(chunk):
+    """B = d (L-1) 2C on the node, and between nodes (d + d) 4C more, however many they are."""
+    nodes_of_two = {
+        nodes: run_ranks(2 * nodes, check_reduce, 2, torch.bfloat16, chunk, 1, False, False)[0]
+        for nodes in (1, 2, 4)
+    }
+    on_the_node, between = DEPTH * 1 * 2 * chunk, 2 * DEPTH * 4 * chunk
+    assert nodes_of_two == {1: on_the_node, 2: on_the_node + between, 4: on_the_node + between}
+    assert RAIL_CHANNELS == 2
