@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tide.__main__ import table
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 
@@ -38,6 +40,13 @@ python -m benchmarks.trunk --gpus 2
 |---|---|---|---|---|---|---|
 """
 
+TIDE = """
+## What TIDE saves a rank from copying
+
+Bytes that FSDP2's collectives read and write in one step of the tiny model, bf16 with fp32 sums,
+on CPU ranks. Times on a CPU say nothing about GPUs; bytes do.
+"""
+
 
 def trunk_row(result: dict[str, Any]) -> str:
     """One line of the table: a result file of `benchmarks.trunk`."""
@@ -55,6 +64,13 @@ def trunk_row(result: dict[str, Any]) -> str:
     )
 
 
+def tide_part(result: dict[str, Any]) -> str:
+    """One table: a result file of `benchmarks.tide` on the CPU."""
+    ranks, node_size = result["config"]["ranks"], result["config"]["node_size"]
+    where = f"{ranks} ranks" + (f" on {ranks // node_size} nodes" if ranks > node_size else "")
+    return f"\n{where}:\n\n```bash\n{result['command']}\n```\n\n{table(result['summary'])}\n"
+
+
 def page() -> str:
     """The whole page."""
     results = [json.loads(f.read_text()) for f in sorted((ROOT / "benchmarks/results").glob("*"))]
@@ -63,7 +79,9 @@ def page() -> str:
         {f"torch {r['versions']['torch']}, NCCL {r['versions']['nccl']}" for r in trunk}
     )
     rows = "\n".join(trunk_row(r) for r in trunk)
-    return f"{HEAD}{TRUNK}{rows}\n\nMeasured with {'; '.join(versions)}; bf16, fp32 gradients, eager.\n"
+    measured = f"Measured with {'; '.join(versions)}; bf16, fp32 gradients, eager."
+    tide = "".join(tide_part(r) for r in results if r["name"] == "tide-cpu")
+    return f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{TIDE}{tide}"
 
 
 if __name__ == "__main__":

@@ -43,12 +43,15 @@ def versions() -> dict[str, str]:
 
 
 def command(name: str, arguments: list[str]) -> str:
-    """What to type to measure again; where the result went is left out."""
+    """What to type to measure again; where the result went is left out.
+
+    `name` is that of the benchmark, with a variant behind a hyphen.
+    """
     kept = list(arguments)
     if "--json" in kept:
         at = kept.index("--json")
         del kept[at : at + 2]
-    return " ".join(["python -m benchmarks." + name, *kept])
+    return " ".join(["python -m benchmarks." + name.partition("-")[0], *kept])
 
 
 def write(

@@ -106,7 +106,7 @@ def ours(size: dict[str, Any]) -> list[float]:
         text.write_bytes(random.Random(0).randbytes(needed + size["length"]))
         command = [
             sys.executable, "-m", "trainer", f"model={size['model']}",
-            f"parallel={'fsdp' if size['model'] == 'tiny' else 'fsdp_bf16'}",
+            f"parallel={'fsdp' if size['model'] == 'tiny' else 'fsdp_bf16'}", "collectives=stock",
             f"data.files=[{text}]", "data.holdout=0", f"data.cache_dir={folder}/cache",
             f"data.sequence_length={size['length']}", f"trainer.steps={size['steps']}",
             f"trainer.batch_size={size['batch'] * size['ranks']}", "trainer.eval_every=0",

@@ -12,7 +12,7 @@ TRANSPORTS = ("auto", "shm")
 class CollectivesConfig:
     """Which collectives FSDP2 uses."""
 
-    name: str = "stock"
+    name: str = "tide"
     """stock: those of torch; tide: shards straight into parameters, gradients summed in place."""
     transport: str = "auto"
     """tide: how bytes travel on a node. shm: shared memory; auto: what the device has."""

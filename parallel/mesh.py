@@ -40,8 +40,9 @@ class ParallelConfig:
     without loss scaling."""
     reduce_dtype: str = "float32"
     """Type that gradients are summed in."""
-    reshard_after_forward: bool = True
-    """Give gathered layers back after the forward pass and gather them again in the backward."""
+    reshard_after_forward: bool | int = True
+    """Give gathered layers back after the forward pass and gather them again in the backward; a number:
+    keep them sharded over so many ranks in between."""
     prefetch: int = 0
     """Layers gathered ahead of the one in use; 0: none forwards and one backwards, FSDP2's way."""
     node_size: int | None = None
@@ -60,6 +61,8 @@ class ParallelConfig:
             at_least("parallel.shard", self.shard, 1)
         at_least("parallel.sequence.size", self.sequence.size, 1)
         at_least("parallel.prefetch", self.prefetch, 0)
+        if not isinstance(self.reshard_after_forward, bool):
+            at_least("parallel.reshard_after_forward", self.reshard_after_forward, 2)
         if self.node_size is not None:
             at_least("parallel.node_size", self.node_size, 1)
         one_of("parallel.param_dtype", self.param_dtype, DTYPES)
@@ -95,6 +98,12 @@ def mesh_shape(config: ParallelConfig, world_size: int) -> dict[str, int]:
         raise ValueError(
             f"{shape or 'parallel.shard=1'} needs {config.shard * others} ranks, but there are "
             f"{world_size}: set parallel.shard={max(world_size // others, 1)}, or null for the rest"
+        )
+    few, shard = config.reshard_after_forward, sizes["shard"] or 1
+    if not isinstance(few, bool) and shard % few:
+        raise ValueError(
+            f"parallel.reshard_after_forward={few} does not divide the {shard} ranks that weights are "
+            "sharded over: set it to a divisor, true or false"
         )
     return {axis: n for axis, n in sizes.items() if n is not None and (n > 1 or axis == "shard")}
 

@@ -47,3 +47,11 @@ def test_values_are_checked_where_they_are_given():
         ParallelConfig(param_dtype="bf16")
     with pytest.raises(ValueError, match=r"parallel.replicate=0 is too small"):
         ParallelConfig(replicate=0)
+
+
+def test_resharding_to_a_part_of_the_ranks_needs_a_divisor():
+    assert mesh_shape(ParallelConfig(reshard_after_forward=2), 4) == {"shard": 4}
+    with pytest.raises(ValueError, match="=3 does not divide the 4 ranks"):
+        mesh_shape(ParallelConfig(reshard_after_forward=3), 4)
+    with pytest.raises(ValueError, match=r"parallel.reshard_after_forward=1"):
+        ParallelConfig(reshard_after_forward=1)

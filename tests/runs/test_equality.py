@@ -38,8 +38,9 @@ def one_process(tmp_path_factory):
     "changes",
     [
         ["launch.nproc=2"],
-        ["launch.nproc=2", "trainer.micro_batch_size=1"],
+        ["launch.nproc=2", "trainer.micro_batch_size=1", "collectives=stock"],
         ["launch.nproc=1", "trainer.micro_batch_size=2", "trainer.workers=2"],
+        ["launch.nproc=4", "parallel.node_size=2", "parallel.reshard_after_forward=2"],
         ["launch.nproc=4", "parallel.replicate=2", "parallel.activation_checkpointing=selective"],
         ["launch.nproc=2", "trainer.micro_batch_size=2", "parallel.reduce_every_micro_batch=true"],
     ],

@@ -40,16 +40,17 @@ def test_a_run_and_its_resume_equal_stock_bit_for_bit(tmp_path):
 
 
 def test_one_rank_stays_on_torchs_collectives_and_says_so(tmp_path):
-    code, output = run(
-        *SMALL, "collectives=tide", "launch.nproc=1", "trainer.steps=1", cwd=tmp_path
-    )
+    code, output = run(*SMALL, "launch.nproc=1", "trainer.steps=1", cwd=tmp_path)
     assert code == 0, output
     assert "3 groups on torch's collectives: it has one rank" in " ".join(output.split())
 
 
-def test_a_killed_rank_ends_the_run_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("node_size", [2, 1])
+def test_a_killed_rank_ends_the_run_and_leaves_nothing(node_size, tmp_path):
+    """Within a node a link closes, between nodes a connection does."""
     before = set(os.listdir("/dev/shm"))
-    process = start(*SMALL, "collectives=tide", "trainer.steps=100000", "run.dir=r", cwd=tmp_path)
+    where = (f"parallel.node_size={node_size}", "trainer.steps=100000", "run.dir=r")
+    process = start(*SMALL, *where, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
     begin = time.monotonic()
     os.kill(ranks_of(process.pid)[0], signal.SIGKILL)

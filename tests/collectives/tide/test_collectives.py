@@ -1,5 +1,7 @@
 """All-gather and reduce-scatter over slow transports and virtual nodes, against plain sums."""
 
+import weakref
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -172,6 +174,35 @@ def test_sums_are_those_in_the_documented_order_in_fp32(world_size, node_size, d
 @pytest.mark.parametrize(("world_size", "node_size"), [(3, 3), (4, 2)])
 def test_sums_are_added_to_what_is_there(world_size, node_size, reuse):
     run_ranks(world_size, check_reduce, node_size, torch.float16, 50, 10, reuse, True)
+
+
+def check_when_gradients_are_free(reuse):
+    """Whether the gradients' memory is free when the first sum is formed."""
+    fabric = connect()
+    shape = cut((64, 8), 0, 2)
+    layout = make_layout(2, [(shape, torch.bfloat16)])
+    slot = Slot(fabric, fabric.allocate(layout.nbytes), 0) if reuse else None
+    reduce = ReduceScatter(fabric, 32, first_channel=channels_of(1))
+    grads = [torch.ones(64, 8, dtype=torch.bfloat16)]
+    memory = weakref.ref(grads[0].untyped_storage())
+    seen = []
+    original = ReduceScatter._sum_and_cross
+
+    def watched(self, *args):
+        seen.append(memory() is None)
+        original(self, *args)
+
+    ReduceScatter._sum_and_cross = watched
+    reduce(grads, [shape], [torch.zeros(256)], slot=slot, tenant="x")
+    fabric.local.flush()
+    dist.barrier()
+    return seen[0], memory() is None
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_gradients_are_free_once_they_are_read(reuse):
+    """With a slot to stage in, before anything is summed; without, at the end."""
+    assert run_ranks(2, check_when_gradients_are_free, reuse) == [(reuse, True)] * 2
 
 
 def check_different_sets(node_size):
