@@ -9,7 +9,6 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
 from collectives.symmetric import shm
@@ -341,11 +340,9 @@ def meets_other_ranks():
     model = build(Case("toy"), "stock")
     pair = dist.new_group([0, 1])
     dist.new_group([2, 3])
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            for group in module._get_fsdp_state()._fsdp_param_groups:
-                group.mesh_info.reduce_scatter_process_group = pair
-    stayed = seam.use_tide(model, node_size=8).stayed
+    group, other = _fsdp_param_group.FSDPParamGroup, property(lambda self: pair)
+    with replaced(group, "_reduce_scatter_process_group", other):
+        stayed = seam.use_tide(model, node_size=8).stayed
     assert set(stayed.values()) == {"it reduces over other ranks than it gathers from"}
 
 

@@ -42,7 +42,7 @@ def check_fallbacks():
     fully_shard(model.blocks[2])
     fully_shard(model.blocks[3])
     fully_shard(model)
-    [group] = model.blocks[1]._get_fsdp_state()._fsdp_param_groups
+    [group] = seam._param_groups(model.blocks[1]._get_fsdp_state())
     own = nn.Parameter(torch.ones(2)).data.as_subclass(GathersItself)
     with replaced(type(group.fsdp_params[0]), "_sharded_local_tensor", own):
         first = use_tide(model, node_size=8).stayed

@@ -8,6 +8,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from parallel.tide import seam
 from tests.parallel.tide.training import Case, batch, build, loss_of
 from tests.ranks import run_ranks
 
@@ -102,7 +103,7 @@ def check_addresses():
     for module in model.modules():
         if not isinstance(module, FSDPModule):
             continue
-        [group] = module._get_fsdp_state()._fsdp_param_groups
+        [group] = seam._param_groups(module._get_fsdp_state())
         module.unshard()
         for param, whole in zip(
             group.fsdp_params, group._all_gather_comm.gather.tensors, strict=True
