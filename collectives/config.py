@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from configs.values import at_least, one_of
 
 KINDS = ("stock", "tide")
-TRANSPORTS = ("auto", "shm")
+TRANSPORTS = ("auto", "shm", "symm_mem")
 
 
 @dataclass(kw_only=True)
@@ -15,11 +15,12 @@ class CollectivesConfig:
     name: str = "tide"
     """stock: those of torch; tide: shards straight into parameters, gradients summed in place."""
     transport: str = "auto"
-    """tide: how bytes travel on a node. shm: shared memory; auto: what the device has."""
+    """tide: how bytes travel on a node. shm: shared memory of CPU ranks; symm_mem: copy engines between
+    GPUs; auto: what the device has."""
     slots: int | None = None
     """tide: layers that may be gathered at the same time; null: one more than are prefetched."""
-    slot_reuse: bool = False
-    """tide: stage gradients in the slots of layers that are done, which frees them sooner."""
+    slot_reuse: bool | None = None
+    """tide: stage gradients in the slots of layers that are done; null: on GPUs."""
     chunk: int = 1048576
     """tide: elements that a staging buffer of the reduce-scatter holds."""
     pacing: int = 4

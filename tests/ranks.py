@@ -2,6 +2,7 @@
 
 The function gets its arguments on each rank, with the process group up, and may return something
 that pickles. A failing rank's own traceback is the test's failure; a hang is ended and reported.
+With SPRINGTIDE_TEST_DEVICE=cuda, rank `n` has GPU `n`.
 """
 
 import multiprocessing
@@ -81,9 +82,12 @@ def _rank_main(
 
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    gpu = os.environ.get("SPRINGTIDE_TEST_DEVICE") == "cuda"
+    if gpu:
+        torch.cuda.set_device(rank)
     torch.manual_seed(0)
     dist.init_process_group(
-        "gloo",
+        "cpu:gloo,cuda:nccl" if gpu else "gloo",
         init_method=f"file://{scratch}/store",
         rank=rank,
         world_size=world_size,

@@ -51,11 +51,10 @@ def main() -> None:
 
 def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
     """What rank 0 of one configuration printed."""
-    keys = ("model", "batch", "length", "steps", "node_size")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         f"--nproc-per-node={config['ranks']}", "-m", "benchmarks.tide.worker",
-        kind, *(str(config[key]) for key in keys),
+        json.dumps({"kind": kind, "device": "cpu", **config}),
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -1,11 +1,13 @@
 """One rank of one configuration, under torchrun; rank 0 prints one JSON line.
 
-torchrun ... -m benchmarks.tide.worker KIND MODEL BATCH LENGTH STEPS NODE_SIZE
+torchrun ... -m benchmarks.tide.worker '{"kind": "tide", "model": "tiny", ...}'
 """
 
 import json
+import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,58 +37,83 @@ KINDS = ("stock", "tide", "tide, slot reuse")
 
 
 def main() -> None:
-    """Train a few steps: the first ones warm up, one is counted, the others are timed."""
-    kind, preset, batch, length, steps, node_size = (
-        sys.argv[1],
-        sys.argv[2],
-        *map(int, sys.argv[3:7]),
+    """Train a few steps: the first ones warm up, the others are timed; on the CPU, one is counted."""
+    options = json.loads(sys.argv[1])
+    gpu, batch, length = options["device"] == "cuda", options["batch"], options["length"]
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if gpu else "gloo", device_id=device if gpu else None
     )
-    dist.init_process_group("gloo")
     torch.set_num_threads(1)
     size = dist.get_world_size()
-    values: Any = OmegaConf.load(PRESETS / f"{preset}.yaml")
-    config = CausalLMConfig(**{**values, "attention": "sdpa"})
-    model: Any = build_causal_lm(config, transformers_config(config, 257))
+    vocabulary = options.get("vocabulary", 257)
+    values: Any = OmegaConf.load(PRESETS / f"{options['model']}.yaml")
+    values = {**values, "attention": "sdpa", **options.get("changes", {})}
+    config = CausalLMConfig(**values)
+    model: Any = build_causal_lm(config, transformers_config(config, vocabulary))
     parallel = ParallelConfig(param_dtype="bfloat16", reduce_dtype="float32")
-    parallelize(model, build_mesh(mesh_shape(parallel, size), "cpu"), parallel)
-    materialize(model, torch.device("cpu"), partial(init_weights, model), seed=0)
+    parallelize(model, build_mesh(mesh_shape(parallel, size), device.type), parallel)
+    materialize(model, device, partial(init_weights, model), seed=0)
     tide = None
-    if kind != "stock":
-        reuse = kind == "tide, slot reuse"
-        tide = use_tide(model, CollectivesConfig(name="tide", slot_reuse=reuse), node_size)
+    if options["kind"] != "stock":
+        reuse = True if options["kind"] == "tide, slot reuse" else None
+        settings = CollectivesConfig(name="tide", slot_reuse=reuse, slots=options.get("slots"))
+        tide = use_tide(model, settings, options["node_size"])
         assert not tide.stayed, tide.stayed
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=gpu or None)
     torch.manual_seed(dist.get_rank())
-    tokens = torch.randint(257, (batch, length))
+    tokens = torch.randint(vocabulary, (batch, length), device=device)
+    losses = []
 
     def step() -> float:
+        if gpu:
+            torch.cuda.synchronize()
         dist.barrier()
         begin = time.perf_counter()
-        loss = next_token_loss(model(input_ids=tokens).logits[:, :-1], tokens[:, 1:])
+        logits = model(input_ids=tokens, use_cache=False).logits
+        loss = next_token_loss(logits[:, :-1], tokens[:, 1:])
         (loss / (batch * (length - 1))).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        losses.append(loss.item() / (batch * (length - 1)))
         return time.perf_counter() - begin
 
-    warmup = [step() for _ in range(2)]
-    seconds = [step() for _ in range(steps)]
-    copies = Copies(size)
-    for transport in (SharedMemory, PointToPoint):
-        transport.put = copies.watch(transport.put)  # type: ignore[method-assign]
-    with copies:
-        step()
-    memory = {}
+    warmup = [step() for _ in range(options.get("warmup", 2))]
+    seconds = [step() for _ in range(options["steps"])]
+    found: dict[str, Any] = {"warmup": warmup, "seconds": seconds, "losses": losses, "memory": {}}
+    if not gpu:
+        copies = Copies(size)
+        for transport in (SharedMemory, PointToPoint):
+            transport.put = copies.watch(transport.put)  # type: ignore[method-assign]
+        with copies:
+            step()
+        found["bytes"] = copies.bytes
+    else:
+        free, total = torch.cuda.mem_get_info()
+        found["memory"] = {"used": total - free, "peak": torch.cuda.max_memory_allocated()}
+        if options.get("trace") and dist.get_rank() == 0:
+            found["kernels"] = kernels(step)
+        elif options.get("trace"):
+            step()
     if tide is not None:
-        memory = {
-            "slots": sum(pool.slot_nbytes for pool in tide.pools),
-            "staging": sum(pool.staging_nbytes for pool in tide.pools),
-        }
+        found["memory"]["slots"] = sum(pool.slot_nbytes for pool in tide.pools)
+        found["memory"]["staging"] = sum(pool.staging_nbytes for pool in tide.pools)
     if dist.get_rank() == 0:
-        found = {"warmup": warmup, "seconds": seconds, "bytes": copies.bytes, "memory": memory}
         print("\n" + json.dumps(found), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def kernels(step: Callable[[], float]) -> dict[str, float]:
+    """Milliseconds of each kernel and copy in one step, the largest ones."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        step()
+    times = {e.key[:90]: e.self_device_time_total / 1000 for e in profile.key_averages()}
+    return dict(sorted(times.items(), key=lambda item: -item[1])[:40])
 
 
 if __name__ == "__main__":

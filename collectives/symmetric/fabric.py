@@ -44,13 +44,24 @@ class Fabric:
 
 
 def connect(
-    group: dist.ProcessGroup, node_size: int, timeout: float, multicast: bool = False
+    group: dist.ProcessGroup,
+    node_size: int,
+    timeout: float,
+    multicast: bool = False,
+    device: torch.device | None = None,
 ) -> Fabric:
     """Link the ranks of `group`; all of them call it. Nodes hold `node_size` consecutive global ranks.
 
-    `timeout` is in seconds. Raises `ValueError` for a group that nodes do not divide evenly.
+    `timeout` is in seconds; `device` is this rank's GPU, if it has one. Raises `ValueError` for a group
+    that nodes do not divide evenly, and for GPUs of several nodes.
     """
     topology = make_topology(dist.get_process_group_ranks(group), group.rank(), node_size)
-    local = SharedMemory(group, topology.neighbours, timeout, multicast)
     single = topology.num_nodes == 1
+    if device is not None and device.type == "cuda":
+        if not single:
+            raise ValueError("there is no transport between GPUs of several nodes yet")
+        from collectives.symmetric.copy_engine import CopyEngines  # symmetric memory needs CUDA
+
+        return Fabric(topology, CopyEngines(group, device), None)
+    local = SharedMemory(group, topology.neighbours, timeout, multicast)
     return Fabric(topology, local, None if single else PointToPoint(group, topology.rail, timeout))

@@ -115,6 +115,12 @@ class PointToPoint:
                     )
             return seen
 
+    def mark(self) -> None:
+        """See `Link.mark`: the caller's own order."""
+
+    def after(self, mark: None) -> None:
+        """See `Link.after`."""
+
     def flush(self) -> None:
         """See `Link.flush`."""
         while self._on_their_way:

@@ -51,6 +51,8 @@ class SharedMemory:
     `members`. `multicast` emulates one write that reaches all of them.
     """
 
+    on_stream = False
+
     def __init__(
         self,
         group: dist.ProcessGroup | None = None,
@@ -112,6 +114,12 @@ class SharedMemory:
         """See `SymmetricMemory.put_all`; a loop, for want of a switch that copies."""
         for peer in range(self.world_size):
             self.put(source, region, offset, peer, pitch)
+
+    def mark(self) -> None:
+        """See `Link.mark`: the caller's own order."""
+
+    def after(self, mark: None) -> None:
+        """See `Link.after`."""
 
     def flush(self) -> None:
         """See `Link.flush`: puts are over when they return."""

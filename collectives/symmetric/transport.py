@@ -2,9 +2,12 @@
 
 A flag is a pair of a peer and a channel; its value only grows. Whoever sees a value also sees every
 byte that the peer put before it signalled that value.
+
+On a device, everything is ordered by its current stream, and waiting holds that stream; elsewhere the
+caller's own order is all there is, and waiting holds the caller.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -50,11 +53,19 @@ class Link(Protocol):
         """Raise the flag that `peer` sees from this rank on `channel` to `value`."""
         ...
 
-    def wait(self, peer: int, channel: int, value: int) -> int:
-        """Until `peer` has signalled at least `value` on `channel`; the value seen.
+    def wait(self, peer: int, channel: int, value: int) -> int | None:
+        """Until `peer` has signalled at least `value` on `channel`; the value seen, if it is known.
 
         Raises `PeerError`.
         """
+        ...
+
+    def mark(self) -> Any:
+        """This moment, to be waited for elsewhere."""
+        ...
+
+    def after(self, mark: Any) -> None:
+        """What follows here comes after `mark`."""
         ...
 
     def flush(self) -> None:
@@ -69,6 +80,8 @@ class Link(Protocol):
 class SymmetricMemory(Link, Protocol):
     """The ranks of one node: each sees, and writes into, the memory of the others."""
 
+    on_stream: bool
+    """Whether everything is ordered by a device's current stream, not by the caller."""
     multicast: bool
     """Whether `put_all` is one write; without it, collectives put to each peer in turn."""
 

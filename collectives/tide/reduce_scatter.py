@@ -19,6 +19,7 @@ anything is summed or crosses, and the gradients are free sooner.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from collectives.symmetric.fabric import Fabric
 from collectives.tide.crossing import Crossing
 from collectives.tide.layout import ALIGNMENT, Cut, Piece, pieces
 from collectives.tide.slots import Slot, stamp, wait_stamped
+from collectives.tide.sums import Sum, add_up
 
 DEPTH = 2
 """Staging buffers of a kind: one is filled while the other is read."""
@@ -66,21 +68,8 @@ class Reduction:
         """What this rank contributes to a piece, as (rows, width)."""
         return piece.of(self.grads[piece.tensor])
 
-    def direct(self, piece: Piece) -> Tensor | None:
-        """Where the sum of a piece of this rank's may be formed at once: its shard, if that is fp32."""
-        target = self._target(piece)
-        return None if self.accumulate or target.dtype != torch.float32 else target
-
-    def store(self, piece: Piece, total: Tensor) -> None:
-        """Divide a piece's sum, and write or add it to the shard unless it was formed there."""
-        if self.divide != 1:
-            total.div_(self.divide)
-        if self.accumulate:
-            self._target(piece).add_(total)
-        elif (target := self._target(piece)).data_ptr() != total.data_ptr():
-            target.copy_(total)
-
-    def _target(self, piece: Piece) -> Tensor:
+    def target(self, piece: Piece) -> Tensor:
+        """Where the sum of a piece of this rank's shard goes."""
         begin = piece.target - self._starts[piece.tensor]
         return self.targets[piece.tensor][begin : begin + piece.numel]
 
@@ -98,9 +87,10 @@ class ReduceScatter:
         self.neighbours = [(self.local + k) % size for k in range(1, size)]
         self.part_nbytes = -(-2 * chunk // ALIGNMENT) * ALIGNMENT
         self.staging = fabric.allocate(max(DEPTH * (size - 1) * self.part_nbytes, ALIGNMENT))
-        self.sums = torch.empty(chunk)
+        self.scratch = torch.empty(chunk)
         self.crossing = None
         if fabric.network is not None:
+            self.total = torch.empty(chunk)
             self.crossing = Crossing(fabric, chunk * FP32, DEPTH, first_channel + 2 * DEPTH)
 
     @property
@@ -165,32 +155,32 @@ class ReduceScatter:
     def _through_slot(self, slot: Slot, todo: Reduction) -> None:
         """As another tenant of the slot, which has room for what all neighbours put at once.
 
-        The slot holds a stream for each node and, within it, each neighbour.
+        The slot holds a stream for each node and, within it, each rank of this one. This rank's own
+        part goes there as well, unless it is summed at once on a device that orders reads itself.
         """
         link, region = self.fabric.local, slot.memory.local
         size, nodes = self.topology.node_size, self.topology.num_nodes
         stream = todo.numel * todo.dtype.itemsize
         slot.acquire(todo.tenant)
-        for peer in [*self.neighbours, self.local]:
+        in_place = link.on_stream and self.crossing is None
+        for peer in [*self.neighbours, *([] if in_place else [self.local])]:
             for step in range(nodes):
                 place = (step * size + self.local) * stream
                 for piece in todo.pieces(self._member(step, peer), 0, todo.numel):
                     offset = place + piece.target * todo.dtype.itemsize
                     link.put(todo.gradient(piece), region, offset, peer)
         slot.announce(self.neighbours)
-        link.flush()
-        todo.grads.clear()  # all have been read: their memory is free from here on
+        if not in_place:
+            link.flush()
+            todo.grads.clear()  # all have been read: their memory is free from here on
         slot.wait_ready(self.neighbours)
-        for begin, end, step in self._turns(todo):
-            staged = [
-                region.tensor(
-                    self.local,
-                    (step * size + peer) * stream + begin * todo.dtype.itemsize,
-                    end - begin,
-                    todo.dtype,
-                )
-                for peer in range(size)
-            ]
+        whole = todo.numel if in_place else None  # nothing crosses: one launch sums it all
+        for begin, end, step in self._turns(todo, whole):
+            staged: list[Tensor | None] = [None] * size
+            for peer in range(size):
+                if not (in_place and peer == self.local):
+                    place = (step * size + peer) * stream + begin * todo.dtype.itemsize
+                    staged[peer] = region.tensor(self.local, place, end - begin, todo.dtype)
             self._sum_and_cross(todo, begin, end, step, staged)
         slot.release()
 
@@ -198,9 +188,9 @@ class ReduceScatter:
         streams = self.topology.world_size * todo.numel
         return streams * todo.dtype.itemsize <= slot.memory.nbytes
 
-    def _turns(self, todo: Reduction) -> Iterator[tuple[int, int, int]]:
+    def _turns(self, todo: Reduction, chunk: int | None = None) -> Iterator[tuple[int, int, int]]:
         """Begin and end of a chunk, and how many nodes on its receiver is."""
-        chunk = min(self.chunk, max(self.part_nbytes // todo.dtype.itemsize, 1))
+        chunk = chunk or min(self.chunk, max(self.part_nbytes // todo.dtype.itemsize, 1))
         for begin in range(0, todo.numel, chunk):
             for step in range(self.topology.num_nodes):
                 yield begin, min(begin + chunk, todo.numel), step
@@ -224,37 +214,41 @@ class ReduceScatter:
         staged: Sequence[Tensor | None],
     ) -> None:
         """What one turn does with the neighbours' parts of a chunk; None is this rank's own."""
-        own, total = self._member(step, self.local), self.sums[: end - begin]
+        own, numel = self._member(step, self.local), end - begin
+        finish = partial(
+            add_up, scratch=self.scratch, divide=todo.divide, accumulate=todo.accumulate
+        )
+        if self.crossing is None:
+            sums = [
+                Sum(self._parts(todo, piece, begin, staged), todo.target(piece))
+                for piece in todo.pieces(own, begin, end)
+            ]
+            finish(sums)
+            return
         single = len(staged) == 1  # nothing is summed here: nodes exchange the gradients' own dtype
         wire = todo.dtype if single else torch.float32
-        share = total if step == 0 or self.crossing is None else self.crossing.outgoing(
-            end - begin, wire
-        )  # fmt: skip
-        for piece in todo.pieces(own, begin, end):
-            at, shape = _span(piece, begin), (piece.rows, piece.width)
-            parts = [todo.gradient(piece) if p is None else p[at].view(shape) for p in staged]
-            place = todo.direct(piece) if self.crossing is None else None
-            place = share[at] if place is None else place
-            sum_in_order(parts, place.view(shape))
-            if self.crossing is None:
-                todo.store(piece, place)
-        if self.crossing is None:
-            return
+        share = self.total[:numel] if step == 0 else self.crossing.outgoing(numel, wire)
+        sums = [
+            Sum(self._parts(todo, piece, begin, staged), share[_span(piece, begin)])
+            for piece in todo.pieces(own, begin, end)
+        ]
+        add_up(sums, self.scratch)
         if step:
-            total.add_(self.crossing.exchange(step, end - begin, wire))
+            self.total[:numel].add_(self.crossing.exchange(step, numel, wire))
             self.crossing.acknowledge()
         if step == self.topology.num_nodes - 1:
-            for piece in todo.pieces(self.topology.rank, begin, end):
-                todo.store(piece, total[_span(piece, begin)])
+            mine = todo.pieces(self.topology.rank, begin, end)
+            sums = [Sum([self.total[_span(piece, begin)]], todo.target(piece)) for piece in mine]
+            finish(sums)
+
+    def _parts(
+        self, todo: Reduction, piece: Piece, begin: int, staged: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """What each rank of the node has of a piece; None is this rank, whose part is no copy."""
+        at, shape = _span(piece, begin), (piece.rows, piece.width)
+        return [todo.gradient(piece) if p is None else p[at].view(shape) for p in staged]
 
 
 def _span(piece: Piece, begin: int) -> slice:
     """Where a piece lies in a chunk that begins there."""
     return slice(piece.target - begin, piece.target - begin + piece.numel)
-
-
-def sum_in_order(parts: Sequence[Tensor], total: Tensor) -> None:
-    """Write the sum of `parts`, added from the first to the last, into `total`, in its dtype."""
-    total.copy_(parts[0])
-    for part in parts[1:]:
-        total.add_(part)

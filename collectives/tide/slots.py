@@ -14,6 +14,7 @@ carries a mark of the tenant beside the number, so ranks that do run different p
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -38,9 +39,12 @@ def stamp(count: int, tenant: str) -> int:
 
 
 def wait_stamped(link: Link, peer: int, channel: int, count: int, tenant: str) -> None:
-    """Until `peer` has signalled `count`. Raises `OrderError` if it was about something else."""
+    """Until `peer` has signalled `count`. Raises `OrderError` if it was about something else.
+
+    Where only a device sees the flag, nobody compares.
+    """
     seen = link.wait(peer, channel, count << MARK_BITS)
-    if seen >> MARK_BITS == count and seen != stamp(count, tenant):
+    if seen is not None and seen >> MARK_BITS == count and seen != stamp(count, tenant):
         raise OrderError(
             f"ranks are at different places: here {tenant}, at peer {peer} of rank {link.rank} "
             "something else. All ranks must run the same layers in the same order and have gradients "
@@ -60,6 +64,7 @@ class Slot:
     tenant: str | None = None
     tenancy: int = 0
     _last: str = ""
+    _released: Any = None
     _links: list[tuple[Link, int]] = field(init=False)
     """Everybody that writes into this rank's memory, or that it writes to."""
 
@@ -88,6 +93,8 @@ class Slot:
                 f"{tenant} is gathered while {self.tenant} still uses slot {self.index}: set "
                 "collectives.slots to more than the number of layers gathered at the same time"
             )
+        if self.tenancy:
+            self.fabric.local.after(self._released)  # this rank's own last use
         for link, peer in self._links:
             if self.tenancy:
                 wait_stamped(link, peer, self._free, self.tenancy, self._last)
@@ -111,7 +118,7 @@ class Slot:
             own = self.fabric.local.rank
             whole = self.memory.local.tensor(own, 0, self.memory.nbytes, torch.uint8)
             whole.fill_(0xFF)  # a NaN in every floating-point format
-        self.tenant = None
+        self.tenant, self._released = None, self.fabric.local.mark()
         for link, peer in self._links:
             link.signal(peer, self._free, stamp(self.tenancy, self._last))
 

@@ -55,6 +55,7 @@ class Pool:
     process_group: dist.ProcessGroup
     config: CollectivesConfig
     node_size: int
+    device: torch.device
     layers: list[Layer] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     fabric: Fabric | None = None
@@ -72,7 +73,7 @@ class Pool:
             torch.no_grad(),
         ):  # what is made here outlives an evaluation
             timeout = self.config.timeout or TIMEOUT
-            self.fabric = connect(self.process_group, self.node_size, timeout)
+            self.fabric = connect(self.process_group, self.node_size, timeout, device=self.device)
             layouts = {layer.name: layer.lay_out() for layer in self.layers}
             rotating = [layer for layer in self.layers if layer.reshards]
             size = max((layouts[layer.name].nbytes for layer in rotating), default=0)
@@ -115,6 +116,12 @@ class Pool:
                 "order than they are registered; a larger collectives.slots may help",
                 stacklevel=2,
             )
+
+    @property
+    def slot_reuse(self) -> bool:
+        """Whether gradients are staged in slots: many small turns would cost a GPU's host too much."""
+        configured = self.config.slot_reuse
+        return self.device.type == "cuda" if configured is None else configured
 
     @property
     def slot_nbytes(self) -> int:

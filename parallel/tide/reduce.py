@@ -56,6 +56,8 @@ def reduce_gradients(call: Reduce, reduce: ReduceScatter, device_handle: Any) ->
     Returns what torch 2.13's `foreach_reduce` does: what must stay alive until an event, that event,
     the stream of the last reduction and its event, the all-reduce's buffer and event, partial sums.
     """
+    # On a device, reads are still to come when this returns: FSDP2 keeps the gradients until an event.
+    kept: Any = list(call.unsharded_grads) if call.device.type != "cpu" else torch.empty(0)
     stream = call.reduce_scatter_stream
     stream.wait_stream(device_handle.current_stream())
     divide, divide_later, replicas_average = _division(call, reduce.topology.world_size)
@@ -65,7 +67,7 @@ def reduce_gradients(call: Reduce, reduce: ReduceScatter, device_handle: Any) ->
             _scatter(call, reduce, shards, divide, accumulate)
             event = stream.record_event()
             _finish(call, None if accumulate else shards)
-            return torch.empty(0), event, stream, stream.record_event(), None, None, None
+            return kept, event, stream, stream.record_event(), None, None, None
         output = torch.zeros(
             sum(c.shard_numel for c in call.cuts), dtype=call.reduce_dtype, device=call.device
         )
@@ -76,7 +78,7 @@ def reduce_gradients(call: Reduce, reduce: ReduceScatter, device_handle: Any) ->
             if call.partial_reduce_output is not None:
                 output += call.partial_reduce_output
             if not call.all_reduce_grads:
-                return torch.empty(0), event, stream, stream.record_event(), None, None, output
+                return kept, event, stream, stream.record_event(), None, None, output
             last = call.all_reduce_stream
             last.wait_stream(stream)
             with device_handle.stream(last):
@@ -94,8 +96,8 @@ def reduce_gradients(call: Reduce, reduce: ReduceScatter, device_handle: Any) ->
             output.div_(divide_later)
         _finish(call, _views(call, output.to(call.orig_dtype)))
         # FSDP2 keeps the all-reduce's buffer until its event: the next layer must not be given it.
-        kept = output if call.all_reduce_group is not None else None
-        return torch.empty(0), event, last, last.record_event(), kept, all_reduce_event, None
+        buffer = output if call.all_reduce_group is not None else None
+        return kept, event, last, last.record_event(), buffer, all_reduce_event, None
 
 
 def _division(call: Reduce, world_size: int) -> tuple[float, float, bool]:

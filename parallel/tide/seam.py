@@ -11,6 +11,7 @@ Groups that TIDE cannot serve stay on torch's collectives; `use_tide` says which
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -189,7 +190,7 @@ class TideLayer:
         without = f" without {', '.join(absent)}" if absent else ""
         call = Reduce(
             cuts=[self.cut(param) for param in params],
-            slot=self.gather.slot if self.pool.config.slot_reuse else None,
+            slot=self.gather.slot if self.pool.slot_reuse else None,
             tenant=f"the gradients of {self.name}{without}",
             **arguments,
         )
@@ -223,13 +224,15 @@ def use_tide(
         states.add(state)
         for number, group in enumerate(_param_groups(state)):
             label = (name or "the root") + (f", group {number}" if number else "")
-            reason = _unsuitable(group, node_size)
+            reason = _unsuitable(group, node_size) or _unreachable(
+                group.device, config.transport, _ranks(group), node_size
+            )
             if reason:
                 tide.stayed[label] = reason
                 continue
             process_group = group._all_gather_process_group
             if process_group not in pools:
-                pools[process_group] = Pool(process_group, config, node_size)
+                pools[process_group] = Pool(process_group, config, node_size, group.device)
                 tide.pools.append(pools[process_group])
             layer = TideLayer(pools[process_group], group, label, state)
             pools[process_group].layers.append(layer)
@@ -246,8 +249,6 @@ def _param_groups(state: Any) -> list[Any]:
 
 def _unsuitable(group: Any, node_size: int) -> str | None:
     """Why TIDE cannot serve a group, or None."""
-    if group.device.type != "cpu":
-        return f"there is no transport for {group.device.type} yet"
     if not isinstance(group.mesh_info, _fsdp_param_group.FSDPMeshInfo):
         return "it is replicated, not sharded"
     ranks = dist.get_process_group_ranks(group._all_gather_process_group)
@@ -266,6 +267,31 @@ def _unsuitable(group: Any, node_size: int) -> str | None:
     if type(group._reduce_scatter_comm) is not _fsdp_collectives.DefaultReduceScatter:
         return f"it has the reduce-scatter {type(group._reduce_scatter_comm).__name__}"
     return _unsuitable_params(group, ranks, node_size)
+
+
+def _ranks(group: Any) -> list[int]:
+    return dist.get_process_group_ranks(group._all_gather_process_group)
+
+
+def _unreachable(
+    device: torch.device, transport: str, ranks: Sequence[int], node_size: int
+) -> str | None:
+    """Why no transport joins `ranks`, each with a device like this one, or None."""
+    fits = {"cpu": ("auto", "shm"), "cuda": ("auto", "symm_mem")}.get(device.type)
+    if fits is None:
+        return f"there is no transport for {device.type}"
+    if transport not in fits:
+        return f"collectives.transport={transport} is not for {device.type}"
+    if device.type == "cpu":
+        return None
+    if len({rank // node_size for rank in ranks}) > 1:
+        return "there is no transport between GPUs of several nodes yet"
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        return "CUDA_DEVICE_MAX_CONNECTIONS=1 would have its streams wait for each other"
+    others = [n for n in range(torch.cuda.device_count()) if n != device.index]
+    if not all(torch.cuda.can_device_access_peer(device.index, other) for other in others):
+        return "its GPUs cannot reach each other's memory"
+    return None
 
 
 def _unsuitable_params(group: Any, ranks: Sequence[int], node_size: int) -> str | None:
@@ -318,14 +344,20 @@ def _all_gather(
 ) -> Any:  # fmt: skip
     if not isinstance(comm, TideLayer):
         return stock(params, group, async_op, copy_in_stream, stream, device, comm, *rest, **extra)
-    comm.start()
-    result = TideResult(comm.gather.tensors[0], stream.record_event(), None, [], [], [])
+    stream.wait_stream(copy_in_stream)
+    with comm.group.device_handle.stream(stream):
+        comm.start()
+        event = stream.record_event()
+    result = TideResult(comm.gather.tensors[0], event, None, [], [], [])
     result.layer = comm
     return result
 
 
 def _copy_out(stock: Any, result: Any, *rest: Any, **extra: Any) -> None:
     if isinstance(result, TideResult):
+        if result.all_gather_event is not None:
+            handle = result.layer.group.device_handle
+            handle.current_stream().wait_event(result.all_gather_event)
         result.layer.wait()
     else:
         stock(result, *rest, **extra)

@@ -17,6 +17,7 @@ from collectives.symmetric.transport import PeerError
 from collectives.tide import all_gather, layout, reduce_scatter, slots
 from collectives.tide.layout import cut, make_layout
 from collectives.tide.slots import OrderError, Slot, SlotError
+from collectives.tide.sums import Sum
 from parallel.tide import pool, seam
 from tests.collectives import slow
 from tests.parallel.tide.training import Case, batch, both, build, loss_of, replaced
@@ -363,17 +364,22 @@ def meets_three_addends():
 
 
 def sums_backwards():
-    original = reduce_scatter.sum_in_order
-    return replaced(
-        reduce_scatter, "sum_in_order", lambda parts, total: original(parts[::-1], total)
-    )
+    original = reduce_scatter.add_up
+
+    def add(each, *args, **kwargs):
+        original([Sum(s.parts[::-1], s.total) for s in each], *args, **kwargs)
+
+    return replaced(reduce_scatter, "add_up", add)
 
 
 def sums_in_bf16():
-    def add(parts, total):
-        total.copy_(sum(part.clone() for part in parts))
+    original = reduce_scatter.add_up
 
-    return replaced(reduce_scatter, "sum_in_order", add)
+    def add(each, *args, **kwargs):
+        rounded = [Sum([sum(part.clone() for part in s.parts)], s.total) for s in each]
+        original(rounded, *args, **kwargs)
+
+    return replaced(reduce_scatter, "add_up", add)
 
 
 WRONG_NUMBERS = "assert got == expected"

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
 
 from collectives.config import CollectivesConfig
 from parallel.tide import seam, use_tide
@@ -194,6 +194,7 @@ def test_another_fsdp2_is_refused(monkeypatch):
         pass
 
     monkeypatch.setattr(_fsdp_collectives, "foreach_all_gather", changed)
+    monkeypatch.setattr(_fsdp_param_group, "foreach_all_gather", changed)  # not dispatched yet
     with pytest.raises(RuntimeError, match="not one that TIDE knows .* set collectives=stock"):
         seam._dispatch()
 

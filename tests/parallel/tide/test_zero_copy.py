@@ -59,10 +59,11 @@ def check_writes(case):
                 setattr(_fsdp_param_group, name, watched(getattr(_fsdp_param_group, name)))
         for _ in range(case.accumulation):
             loss_of(case, model, batch(case, generator), step).backward()
+    allowed = [*shards, (pool.reduce.scratch.data_ptr(), pool.reduce.scratch.nbytes)]
     memories = [slot.memory for slot in pool.slots] + [pool.reduce.staging]
     if pool.reduce.crossing is not None:
         memories.append(pool.reduce.crossing.memory)
-    allowed = [*shards, (pool.reduce.sums.data_ptr(), pool.reduce.sums.nbytes)]
+        allowed.append((pool.reduce.total.data_ptr(), pool.reduce.total.nbytes))
     for memory in memories:
         for rank in range(pool.fabric.topology.node_size):
             whole = memory.local.tensor(rank, 0, memory.nbytes, torch.uint8)

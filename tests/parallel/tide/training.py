@@ -1,5 +1,6 @@
 """One training run, on torch's collectives, on TIDE, or on sums in TIDE's order that torch moves."""
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,12 @@ from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
 from parallel.tide import pool, use_tide
 from parallel.weights import materialize
 from tests.collectives import slow
+
+DEVICE = os.environ.get("SPRINGTIDE_TEST_DEVICE", "cpu")
+
+
+def device():
+    return torch.device("cuda", torch.cuda.current_device()) if DEVICE == "cuda" else torch.device("cpu")  # fmt: skip
 
 
 @dataclass
@@ -121,10 +128,10 @@ class Toy(nn.Module):
 
 def build_toy(case):
     torch.manual_seed(1)
-    model = Toy(unused=case.unused, **case.sizes)
+    model = Toy(unused=case.unused, **case.sizes).to(device())
     size = dist.get_world_size() // case.tensor_parallel
     shape = (size, case.tensor_parallel)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("shard", "tensor"))
+    mesh = init_device_mesh(DEVICE, shape, mesh_dim_names=("shard", "tensor"))
     if case.tensor_parallel > 1:
         for block in model.blocks:
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -152,8 +159,8 @@ def build_language(case):
         model.model.layers[2].mlp.up_proj.weight.requires_grad_(False)
     settings = ParallelConfig(**case.parallel)
     shape = mesh_shape(settings, dist.get_world_size())
-    parallelize(model, build_mesh(shape, "cpu"), settings)
-    materialize(model, torch.device("cpu"), partial(init_weights, model), seed=1)
+    parallelize(model, build_mesh(shape, DEVICE), settings)
+    materialize(model, device(), partial(init_weights, model), seed=1)
     return model
 
 
@@ -180,8 +187,8 @@ def build(case, collectives):
 
 def batch(case, generator):
     if case.model == "toy":
-        return torch.randn(4, 8, generator=generator)
-    return torch.randint(37, (2, 9), generator=generator)
+        return torch.randn(4, 8, generator=generator).to(device())
+    return torch.randint(37, (2, 9), generator=generator).to(device())
 
 
 def loss_of(case, model, data, step):
@@ -214,7 +221,7 @@ def train(case, collectives):
             if step == 3:  # a checkpoint in the middle
                 state = {n: whole(p).clone() for n, p in model.state_dict().items()}
                 figures += [t.float().sum().item() for t in state.values()]
-    weights = {name: whole(p).detach().numpy() for name, p in model.named_parameters()}
+    weights = {name: whole(p).detach().cpu().numpy() for name, p in model.named_parameters()}
     dist.barrier()
     return figures, weights
 

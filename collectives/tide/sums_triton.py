@@ -1,0 +1,125 @@
+"""The sums of `collectives.tide.sums` on a GPU: all sums of a call in one launch of few programs.
+
+Addresses travel in a table, so any number of tensors, wherever they lie, take one launch; tables are
+kept, since the allocator hands out the same addresses step after step. There is no more than one
+program on a multiprocessor, and it runs as long as memory takes to deliver.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from collectives.tide.sums import Sum
+
+BLOCK, WARPS = 16384, 16
+"""Elements that a program adds at a time, and with how many warps: enough loads under way for the
+memory's full rate with one program on a multiprocessor."""
+VECTOR = 16
+"""Bytes of the widest load."""
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@triton.jit
+def _tile(  # type: ignore[no-untyped-def]
+    row, at, inside, MASKED: tl.constexpr, PARTS: tl.constexpr, ACCUMULATE: tl.constexpr,
+    SCALE: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, ALIGNED: tl.constexpr, scale,
+):  # fmt: skip
+    total = tl.load(row).to(tl.pointer_type(OUT))
+    if ALIGNED:
+        total = tl.multiple_of(total, 16)
+    value = tl.zeros(at.shape, tl.float32)
+    for number in tl.static_range(PARTS):
+        part = tl.load(row + 2 + number).to(tl.pointer_type(IN))
+        if ALIGNED:
+            part = tl.multiple_of(part, 16)
+        if MASKED:
+            loaded = tl.load(part + at, mask=inside, other=0.0).to(tl.float32)
+        else:
+            loaded = tl.load(part + at).to(tl.float32)
+        value = loaded if number == 0 else value + loaded  # a first zero would lose the sign of -0
+    if SCALE:
+        value = value * scale
+    if ACCUMULATE:
+        if MASKED:
+            value = tl.load(total + at, mask=inside, other=0.0).to(tl.float32) + value
+        else:
+            value = tl.load(total + at).to(tl.float32) + value
+    if MASKED:
+        tl.store(total + at, value.to(OUT), mask=inside)
+    else:
+        tl.store(total + at, value.to(OUT))
+
+
+@triton.jit
+def _add_up_kernel(  # type: ignore[no-untyped-def]
+    table, num_sums, scale, PARTS: tl.constexpr, ACCUMULATE: tl.constexpr, SCALE: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each program takes every so many-th block of every sum."""
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    for number in range(num_sums):
+        row = table + number * (2 + PARTS)
+        numel = tl.load(row + 1)
+        blocks = numel // BLOCK
+        size = numel * 0 + BLOCK  # in 64 bits, as positions have to be
+        for block in range(program, blocks, programs):
+            at = tl.multiple_of(block * size, BLOCK) + tl.arange(0, BLOCK)
+            _tile(row, at, at < numel, False, PARTS, ACCUMULATE, SCALE, IN, OUT, ALIGNED, scale)
+        if (blocks % programs == program) and (blocks * BLOCK < numel):
+            at = blocks * size + tl.arange(0, BLOCK)
+            _tile(row, at, at < numel, True, PARTS, ACCUMULATE, SCALE, IN, OUT, ALIGNED, scale)
+
+
+def add_up_on_device(sums: Sequence[Sum], *, divide: float, accumulate: bool) -> None:
+    """See `collectives.tide.sums.add_up`; division is by multiplication, as in torch's own kernels."""
+    first = sums[0]
+    # A column of blocks is packed first: the kernel reads one run of elements per part.
+    packed = [[part.contiguous() for part in each.parts] for each in sums]
+    rows: list[tuple[int, ...]] = [
+        (each.total.data_ptr(), each.total.numel(), *(part.data_ptr() for part in parts))
+        for each, parts in zip(sums, packed, strict=True)
+    ]
+    aligned = all(address % VECTOR == 0 for row in rows for address in (row[0], *row[2:]))
+    largest = max(row[1] for row in rows)
+    _add_up_kernel[(min(_processors(), max(triton.cdiv(largest, BLOCK), 1)),)](
+        _table(tuple(rows), first.total.device),
+        len(rows),
+        1.0 / divide,
+        PARTS=len(first.parts),
+        ACCUMULATE=accumulate,
+        SCALE=divide != 1,
+        IN=TYPES[first.parts[0].dtype],
+        OUT=TYPES[first.total.dtype],
+        ALIGNED=aligned,
+        BLOCK=BLOCK,
+        num_warps=WARPS,
+    )
+
+
+@cache
+def _processors() -> int:
+    """Programs at most: one for each multiprocessor."""
+    if not torch.cuda.is_available():  # in the interpreter
+        return 8
+    return int(torch.cuda.get_device_properties().multi_processor_count)
+
+
+@cache
+def _tables(device: torch.device) -> dict[Any, Tensor]:
+    return {}
+
+
+def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """The addresses on the device, without waiting for it."""
+    known = _tables(device)
+    if rows not in known:
+        if len(known) > 4096:  # addresses do not settle: forget those of long ago
+            known.clear()
+        host = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+        known[rows] = host.to(device, non_blocking=True)
+    return known[rows]
