@@ -42,6 +42,8 @@ def process_group(timeout: float, alone: bool) -> Iterator[Any]:
     if os.environ.get("MASTER_ADDR", "localhost") in ("localhost", "127.0.0.1"):
         # One machine: gloo need not ask what address the host's name has.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    # Streams of collectives must not share a hardware queue with each other: they would wait there.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if torch.cuda.is_available():
         # Some launchers show each rank its own GPU only, as number 0.
         device = torch.device("cuda", local_rank % torch.cuda.device_count())

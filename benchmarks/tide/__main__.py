@@ -1,9 +1,12 @@
 """FSDP2 on torch's collectives and on TIDE, side by side.
 
     python -m benchmarks.tide --device cpu [--ranks N] [--node-size N] [--quick] [--json FILE]
+    python -m benchmarks.tide --device cuda [--ranks N] [--lengths 1024 2048] [--quick] [--json FILE]
 
 Separate processes, in turn. On the CPU the bytes are the figures to look at: how many a step reads and
-writes, by cause, and how much memory slots and staging take. Its times are no evidence for GPUs.
+writes, by cause, and how much memory slots and staging take; its times are no evidence for GPUs. On
+GPUs it times four layers of the shape of Llama 3.1 70B, the forward and backward passes by themselves
+and the whole step, and takes the kernels of one step down.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +29,55 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def main() -> None:
     """Run every kind in turn and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--device", default="cpu", choices=["cpu"])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--node-size", type=int, default=None)
-    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--lengths", type=int, nargs="+", default=None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    config = {
-        "model": options.model, "batch": 2, "length": 128, "ranks": options.ranks,
+    config: dict[str, Any] = {
+        "device": options.device, "ranks": options.ranks,
         "node_size": options.node_size or options.ranks,
         "steps": 2 if options.quick else options.steps,
     }  # fmt: skip
+    kinds: Sequence[str] = KINDS
+    if options.device == "cpu":
+        config |= {"model": options.model or "tiny", "batch": 2, "length": 128}
+        lengths, name, show = [128], "tide-cpu", table
+    else:
+        config |= {
+            "model": options.model or "llama70b", "batch": 1, "warmup": 4, "trace": True,
+            "changes": {"num_layers": 4, "vocab_size": 32000},
+        }  # fmt: skip
+        lengths, kinds, name, show = (
+            options.lengths or [1024, 2048, 8192],
+            KINDS[:2],
+            "tide-gpu",
+            times,
+        )
     rows: list[dict[str, Any]] = []
     for number in range(1 if options.quick else options.rounds):
-        for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
-            rows.append({"kind": kind, "round": number, **measure(kind, config)})
-            print(f"round {number}: {kind} done", file=sys.stderr, flush=True)
-        if options.json:
-            write(options.json, "tide-cpu", "cpu", config, rows, summarize(rows))
-    print(table(summarize(rows)))
+        for length in lengths:
+            for kind in kinds if number % 2 == 0 else kinds[::-1]:
+                found = measure({**config, "kind": kind, "length": length})
+                rows.append({"kind": kind, "length": length, "round": number, **found})
+                print(f"round {number}: {kind}, {length} tokens", file=sys.stderr, flush=True)
+                if options.json:
+                    write(options.json, name, options.device, config, rows, summarize(rows))
+    print(show(summarize(rows)))
 
 
-def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
+def measure(config: dict[str, Any]) -> dict[str, Any]:
     """What rank 0 of one configuration printed."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={config['ranks']}", "-m", "benchmarks.tide.worker",
-        json.dumps({"kind": kind, "device": "cpu", **config}),
+        f"--nproc-per-node={config['ranks']}", "-m", "benchmarks.tide.worker", json.dumps(config),
     ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
@@ -68,20 +89,51 @@ def measure(kind: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """For each kind: the bytes (the same in every round), memory, the median step and its spread."""
-    summary = {}
-    for kind in dict.fromkeys(row["kind"] for row in rows):
-        mine = [row for row in rows if row["kind"] == kind]
+    """For each kind (and length): medians and spread of all rounds, memory, bytes or kernels."""
+    summary: dict[str, Any] = {}
+    several = len({row["length"] for row in rows}) > 1
+    for kind, length in dict.fromkeys((row["kind"], row["length"]) for row in rows):
+        mine = [row for row in rows if (row["kind"], row["length"]) == (kind, length)]
         seconds = sorted(s for row in mine for s in row["seconds"])
-        summary[kind] = {
-            "bytes": mine[0]["bytes"],
-            "memory": mine[0]["memory"],
+        each = {
+            "memory": mine[-1]["memory"],
             "ms_per_step": round(1000 * statistics.median(seconds), 1),
             "p10_p90_ms": [
                 round(1000 * seconds[int(share * (len(seconds) - 1))], 1) for share in (0.1, 0.9)
             ],
         }
+        each |= {key: mine[-1][key] for key in ("bytes", "kernels", "losses") if key in mine[-1]}
+        passes = [s for row in mine for s in row.get("backward_seconds", ())]
+        if passes:
+            each["ms_forward_backward"] = round(1000 * statistics.median(passes), 1)
+        summary[f"{kind}, {length} tokens" if several else kind] = each
     return summary
+
+
+LAYOUT_KERNELS = ("chunk_cat", "split_with_sizes_copy", "all_gather_copy_in")
+REDUCE_KERNELS = ("ReduceScatter", "chunk_cat", "_add_up_kernel")
+
+
+def times(summary: dict[str, Any]) -> str:
+    """GPU figures in Markdown: ms, and GiB of the device's memory as the driver sees it."""
+    head = ("", "step", "forward and backward", "layout kernels", "reduce-scatter kernels",
+            "device memory", "of it slots and staging")  # fmt: skip
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for name, each in summary.items():
+        kernels = each.get("kernels", {})
+        spent = [
+            sum(ms for key, ms in kernels.items() if any(word in key for word in words))
+            for words in (LAYOUT_KERNELS, REDUCE_KERNELS)
+        ]
+        memory = each["memory"]
+        own = memory.get("slots", 0) + memory.get("staging", 0)
+        low, high = each["p10_p90_ms"]
+        lines.append(
+            f"| {name} | {each['ms_per_step']} ({low}-{high}) ms | {each['ms_forward_backward']} ms "
+            f"| {spent[0]:.1f} ms | {spent[1]:.1f} ms | {memory['device'] / 2**30:.1f} GiB "
+            f"| {own / 2**30:.1f} GiB |"
+        )
+    return "\n".join(lines)
 
 
 def table(summary: dict[str, Any]) -> str:

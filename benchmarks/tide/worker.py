@@ -48,10 +48,10 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     size = dist.get_world_size()
-    vocabulary = options.get("vocabulary", 257)
     values: Any = OmegaConf.load(PRESETS / f"{options['model']}.yaml")
     values = {**values, "attention": "sdpa", **options.get("changes", {})}
     config = CausalLMConfig(**values)
+    vocabulary = config.vocab_size or 257
     model: Any = build_causal_lm(config, transformers_config(config, vocabulary))
     parallel = ParallelConfig(param_dtype="bfloat16", reduce_dtype="float32")
     parallelize(model, build_mesh(mesh_shape(parallel, size), device.type), parallel)
@@ -65,20 +65,28 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=gpu or None)
     torch.manual_seed(dist.get_rank())
     tokens = torch.randint(vocabulary, (batch, length), device=device)
-    losses = []
+    losses, backward_seconds = [], []
 
     def step() -> float:
         if gpu:
             torch.cuda.synchronize()
         dist.barrier()
         begin = time.perf_counter()
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if gpu else []
+        for mark in marks[:1]:
+            mark.record()
         logits = model(input_ids=tokens, use_cache=False).logits
         loss = next_token_loss(logits[:, :-1], tokens[:, 1:])
         (loss / (batch * (length - 1))).backward()
+        for mark in marks[1:]:
+            mark.record()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item() / (batch * (length - 1)))
+        if gpu:
+            torch.cuda.synchronize()
+            backward_seconds.append(marks[0].elapsed_time(marks[1]) / 1000)
         return time.perf_counter() - begin
 
     warmup = [step() for _ in range(options.get("warmup", 2))]
@@ -93,9 +101,10 @@ def main() -> None:
         found["bytes"] = copies.bytes
     else:
         free, total = torch.cuda.mem_get_info()
-        found["memory"] = {"used": total - free, "peak": torch.cuda.max_memory_allocated()}
+        found["memory"] = {"device": total - free, "allocator": torch.cuda.max_memory_allocated()}
+        found["backward_seconds"] = backward_seconds[len(warmup) :]
         if options.get("trace") and dist.get_rank() == 0:
-            found["kernels"] = kernels(step)
+            found["kernels"] = kernels(step, options.get("timeline"))
         elif options.get("trace"):
             step()
     if tide is not None:
@@ -107,11 +116,15 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def kernels(step: Callable[[], float]) -> dict[str, float]:
-    """Milliseconds of each kernel and copy in one step, the largest ones."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+def kernels(step: Callable[[], float], timeline: str | None) -> dict[str, float]:
+    """Milliseconds of each kernel and copy in one step, the largest; `timeline`: a file to write."""
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(
+        activities=[kinds.CUDA, kinds.CPU] if timeline else [kinds.CUDA]
+    ) as profile:
         step()
+    if timeline:
+        profile.export_chrome_trace(timeline)
     times = {e.key[:90]: e.self_device_time_total / 1000 for e in profile.key_averages()}
     return dict(sorted(times.items(), key=lambda item: -item[1])[:40])
 

@@ -17,6 +17,7 @@ from collectives.symmetric.transport import Region
 from collectives.tide.layout import Block, Layout
 from collectives.tide.rail import Rail
 from collectives.tide.slots import Slot
+from collectives.tide.sums import cast
 from collectives.topology import doubling
 
 
@@ -57,7 +58,7 @@ class Gather:
         """
         self.slot.acquire(tenant)
         sources = [s.view(p.shape) for s, p in zip(shards, self._places, strict=True)]
-        torch._foreach_copy_(self._places, sources)
+        cast(sources, self._places)
         self._spread(zip(self._places, self._own, strict=True))
         if self.members is None and self.slot.fabric.network is not None:
             self._travel()

@@ -19,6 +19,8 @@ from collectives.tide.sums import Sum
 BLOCK, WARPS = 16384, 16
 """Elements that a program adds at a time, and with how many warps: enough loads under way for the
 memory's full rate with one program on a multiprocessor."""
+TABLES = 4096
+"""Kept at most; addresses that never settle are sent each time."""
 VECTOR = 16
 """Bytes of the widest load."""
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
@@ -56,7 +58,7 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _add_up_kernel(  # type: ignore[no-untyped-def]
+def _all_sums(  # type: ignore[no-untyped-def]
     table, num_sums, scale, PARTS: tl.constexpr, ACCUMULATE: tl.constexpr, SCALE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -75,6 +77,24 @@ def _add_up_kernel(  # type: ignore[no-untyped-def]
             _tile(row, at, at < numel, True, PARTS, ACCUMULATE, SCALE, IN, OUT, ALIGNED, scale)
 
 
+@triton.jit
+def _cast_kernel(  # type: ignore[no-untyped-def]
+    table, num_sums, IN: tl.constexpr, OUT: tl.constexpr, ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums of one part each, under a name of their own for whoever reads a trace."""
+    _all_sums(table, num_sums, 1.0, 1, False, False, IN, OUT, ALIGNED, BLOCK)
+
+
+@triton.jit
+def _add_up_kernel(  # type: ignore[no-untyped-def]
+    table, num_sums, scale, PARTS: tl.constexpr, ACCUMULATE: tl.constexpr, SCALE: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sums of a reduce-scatter."""
+    _all_sums(table, num_sums, scale, PARTS, ACCUMULATE, SCALE, IN, OUT, ALIGNED, BLOCK)
+
+
 def add_up_on_device(sums: Sequence[Sum], *, divide: float, accumulate: bool) -> None:
     """See `collectives.tide.sums.add_up`; division is by multiplication, as in torch's own kernels."""
     first = sums[0]
@@ -86,19 +106,17 @@ def add_up_on_device(sums: Sequence[Sum], *, divide: float, accumulate: bool) ->
     ]
     aligned = all(address % VECTOR == 0 for row in rows for address in (row[0], *row[2:]))
     largest = max(row[1] for row in rows)
-    _add_up_kernel[(min(_processors(), max(triton.cdiv(largest, BLOCK), 1)),)](
-        _table(tuple(rows), first.total.device),
-        len(rows),
-        1.0 / divide,
-        PARTS=len(first.parts),
-        ACCUMULATE=accumulate,
-        SCALE=divide != 1,
-        IN=TYPES[first.parts[0].dtype],
-        OUT=TYPES[first.total.dtype],
-        ALIGNED=aligned,
-        BLOCK=BLOCK,
-        num_warps=WARPS,
-    )
+    grid = (min(_processors(), max(triton.cdiv(largest, BLOCK), 1)),)
+    table = _table(tuple(rows), first.total.device)
+    types = {"IN": TYPES[first.parts[0].dtype], "OUT": TYPES[first.total.dtype]}
+    options = {**types, "ALIGNED": aligned, "BLOCK": BLOCK, "num_warps": WARPS}
+    if len(first.parts) == 1 and divide == 1 and not accumulate:
+        _cast_kernel[grid](table, len(rows), **options)
+        return
+    _add_up_kernel[grid](
+        table, len(rows), 1.0 / divide, PARTS=len(first.parts), ACCUMULATE=accumulate,
+        SCALE=divide != 1, **options,
+    )  # fmt: skip
 
 
 @cache
@@ -117,9 +135,10 @@ def _tables(device: torch.device) -> dict[Any, Tensor]:
 def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
     """The addresses on the device, without waiting for it."""
     known = _tables(device)
-    if rows not in known:
-        if len(known) > 4096:  # addresses do not settle: forget those of long ago
-            known.clear()
-        host = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
-        known[rows] = host.to(device, non_blocking=True)
-    return known[rows]
+    if rows in known:
+        return known[rows]
+    host = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+    table = host.to(device, non_blocking=True)
+    if len(known) < TABLES:
+        known[rows] = table
+    return table

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from collectives.tide.sums import Sum, add_up
+from collectives.tide.sums import Sum, add_up, cast
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -61,6 +61,26 @@ def compare(device):
                     assert torch.equal(a.total.cpu(), b.total), (parts, dtype, out, accumulate)
 
 
+def check_cast(device):
+    for source, place in [(torch.float32, torch.bfloat16), (torch.float32, torch.float32),
+                          (torch.bfloat16, torch.float16)]:  # fmt: skip
+        sources = [torch.randn(1, n, device=device).to(source) for n in (5, 0, 40000)]
+        sources.append(torch.randn(4, 6, device=device).to(source))
+        places = [torch.zeros(s.shape, dtype=place, device=device) for s in sources[:3]]
+        wide = torch.zeros(4, 12, dtype=place, device=device)
+        for with_rows_apart in (False, True):
+            targets = [*places, wide[:, 3:9]] if with_rows_apart else places
+            cast(sources[: len(targets)], targets)
+            for s, p in zip(sources, targets, strict=False):
+                assert torch.equal(p, s.to(place))
+                p.zero_()
+        assert not wide.any()
+
+
+def test_shards_are_cast_into_their_places():
+    check_cast("cpu")
+
+
 @pytest.mark.slow
 def test_the_kernel_equals_the_reference_in_the_interpreter():
     pytest.importorskip("triton")
@@ -75,3 +95,4 @@ def test_the_kernel_equals_the_reference_in_the_interpreter():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_kernel_equals_the_reference_on_the_gpu():
     compare("cuda")
+    check_cast("cuda")
