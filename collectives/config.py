@@ -16,7 +16,7 @@ class CollectivesConfig:
     """stock: those of torch; tide: shards straight into parameters, gradients summed in place."""
     transport: str = "auto"
     """tide: how bytes travel on a node. shm: shared memory of CPU ranks; symm_mem: copy engines between
-    GPUs; auto: what the device has."""
+    GPUs, which do not notice yet when a rank hangs; auto: shm, or else torch's collectives."""
     slots: int | None = None
     """tide: layers that may be gathered at the same time; null: one more than are prefetched."""
     slot_reuse: bool | None = None

@@ -59,7 +59,9 @@ def main() -> None:
     tide = None
     if options["kind"] != "stock":
         reuse = True if options["kind"] == "tide, slot reuse" else None
-        settings = CollectivesConfig(name="tide", slot_reuse=reuse, slots=options.get("slots"))
+        settings = CollectivesConfig(
+            transport="symm_mem" if gpu else "auto", slot_reuse=reuse, slots=options.get("slots")
+        )
         tide = use_tide(model, settings, options["node_size"])
         assert not tide.stayed, tide.stayed
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=gpu or None)

@@ -1,20 +1,19 @@
 """The transport between GPUs of one machine: copy engines for bytes, stream memory operations for flags.
 
-Memory comes from `torch.distributed._symmetric_memory`, which maps it on every peer. Everything is
+Memory is torch's symmetric memory, which every peer has mapped. Everything is
 ordered by the current stream: a put or a signal happens when the stream comes to it, and a wait holds
 the stream, not the host.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._symmetric_memory as symm_mem
 from torch import Tensor
 
 from collectives.symmetric import cuda_driver as cuda
 from collectives.symmetric.transport import Region
+from collectives.torch_private import allocate_symmetric, tensor_at
 
 CHANNELS = 4096
 """Flags from each peer; the largest model has a few per layer."""
@@ -37,15 +36,6 @@ class MappedRegion:
         return tensor_at(self.addresses[rank] + offset, numel, dtype, self.device)
 
 
-def tensor_at(address: int, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor, with a storage of its own, on memory that somebody else keeps."""
-    if numel == 0:
-        return torch.empty(0, dtype=dtype, device=device)
-    nbytes = numel * dtype.itemsize
-    storage = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
-    return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, (numel,), (1,))
-
-
 class CopyEngines:
     """Copy engines between all ranks of `group`, each with a GPU of this machine."""
 
@@ -59,15 +49,7 @@ class CopyEngines:
 
     def allocate(self, nbytes: int) -> MappedRegion:
         """See `SymmetricMemory.allocate`."""
-        memory = symm_mem.empty(nbytes, dtype=torch.uint8, device=self._device)
-        memory.zero_()
-        torch.cuda.synchronize(self._device)
-        handle: Any = symm_mem.rendezvous(memory, self._group)
-        # The memory may begin inside the region that was mapped.
-        shift = memory.data_ptr() - handle.buffer_ptrs[self.rank]
-        handle.barrier()
-        torch.cuda.synchronize(self._device)
-        addresses = [address + shift for address in handle.buffer_ptrs]
+        memory, addresses = allocate_symmetric(nbytes, self._device, self._group)
         return MappedRegion(nbytes, addresses, self._device, memory)
 
     def put(

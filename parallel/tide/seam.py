@@ -277,9 +277,13 @@ def _unreachable(
     device: torch.device, transport: str, ranks: Sequence[int], node_size: int
 ) -> str | None:
     """Why no transport joins `ranks`, each with a device like this one, or None."""
-    fits = {"cpu": ("auto", "shm"), "cuda": ("auto", "symm_mem")}.get(device.type)
+    fits = {"cpu": ("auto", "shm"), "cuda": ("symm_mem",)}.get(device.type)
     if fits is None:
         return f"there is no transport for {device.type}"
+    if device.type == "cuda" and transport == "auto":
+        return (
+            "collectives.transport=symm_mem uses copy engines, where a hanging rank goes unnoticed"
+        )
     if transport not in fits:
         return f"collectives.transport={transport} is not for {device.type}"
     if device.type == "cpu":

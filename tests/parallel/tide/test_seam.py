@@ -199,6 +199,30 @@ def test_another_fsdp2_is_refused(monkeypatch):
         seam._dispatch()
 
 
+@pytest.mark.parametrize(
+    ("device", "transport", "says"),
+    [
+        ("cpu", "auto", None),
+        ("cpu", "symm_mem", "collectives.transport=symm_mem is not for cpu"),
+        ("cuda", "auto", "collectives.transport=symm_mem uses copy engines"),
+        ("cuda", "shm", "collectives.transport=shm is not for cuda"),
+        ("mps", "auto", "there is no transport for mps"),
+    ],
+)
+def test_devices_and_their_transports(device, transport, says):
+    reason = seam._unreachable(torch.device(device), transport, [0, 1], node_size=2)
+    assert reason is None if says is None else reason.startswith(says)
+
+
+def test_gpus_that_cannot_be_joined_are_named(monkeypatch):
+    gpu = torch.device("cuda", 0)
+    assert "of several nodes" in seam._unreachable(gpu, "symm_mem", [0, 1], node_size=1)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in seam._unreachable(
+        gpu, "symm_mem", [0, 1], node_size=2
+    )
+
+
 def test_unknown_transports_are_refused():
     with pytest.raises(ValueError, match=r"collectives.transport=quantum"):
         CollectivesConfig(transport="quantum")

@@ -177,7 +177,13 @@ def build(case, collectives):
                 module.set_custom_reduce_scatter(OrderedReduceScatter(case.node_size, case.factor))
     if collectives == "tide":
         chunk = 100 if case.node_size == 8 else 1000  # the network is slow
-        options = {"chunk": chunk, "timeout": 30, "poison": True} | case.tide
+        transport = "symm_mem" if DEVICE == "cuda" else "auto"
+        options = {
+            "transport": transport,
+            "chunk": chunk,
+            "timeout": 30,
+            "poison": True,
+        } | case.tide
         pool.connect = slow.connect if case.slow else pool.connect
         tide = use_tide(model, CollectivesConfig(name="tide", **options), case.node_size)
         assert tide.stayed == {}
