@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("here", deadline=None)
+settings.load_profile("here")
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HYDRA_FULL_ERROR"] = "0"
