@@ -1,4 +1,4 @@
-"""The seam between FSDP2 and TIDE: the only place, with `reduce`, that touches FSDP2's private names.
+"""The seam between FSDP2 and TIDE: only this folder touches FSDP2's private names.
 
 FSDP2 keeps all of its state machine, hooks, prefetching and gradient logic. Three functions that its
 parameter groups call are dispatched on the object that does the group's communication:
@@ -11,9 +11,6 @@ Groups that TIDE cannot serve stay on torch's collectives; `use_tide` says which
 """
 
 import inspect
-import os
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,9 +26,9 @@ from collectives.config import CollectivesConfig
 from collectives.tide.all_gather import Gather
 from collectives.tide.layout import Cut, Layout, cut, make_layout
 from collectives.tide.slots import Slot
-from collectives.topology import make_topology
 from parallel.tide.pool import Pool, default_node_size
 from parallel.tide.reduce import Reduce, reduce_gradients
+from parallel.tide.suitable import unsuitable
 
 _fsdp_collectives: Any = _collectives
 _fsdp_param_group: Any = _groups
@@ -224,9 +221,7 @@ def use_tide(
         states.add(state)
         for number, group in enumerate(_param_groups(state)):
             label = (name or "the root") + (f", group {number}" if number else "")
-            reason = _unsuitable(group, node_size) or _unreachable(
-                group.device, config.transport, _ranks(group), node_size
-            )
+            reason = unsuitable(group, node_size, config.transport)
             if reason:
                 tide.stayed[label] = reason
                 continue
@@ -245,81 +240,6 @@ def _param_groups(state: Any) -> list[Any]:
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-
-
-def _unsuitable(group: Any, node_size: int) -> str | None:
-    """Why TIDE cannot serve a group, or None."""
-    if not isinstance(group.mesh_info, _fsdp_param_group.FSDPMeshInfo):
-        return "it is replicated, not sharded"
-    ranks = dist.get_process_group_ranks(group._all_gather_process_group)
-    if len(ranks) == 1:
-        return "it has one rank"
-    if dist.get_process_group_ranks(group._reduce_scatter_process_group) != ranks:
-        return "it reduces over other ranks than it gathers from"
-    try:
-        make_topology(ranks, 0, node_size)
-    except ValueError as error:
-        return str(error)
-    if compiled_autograd_enabled():
-        return "compiled autograd traces its collectives"
-    if type(group._all_gather_comm) is not _fsdp_collectives.DefaultAllGather:
-        return f"it has the all-gather {type(group._all_gather_comm).__name__}"
-    if type(group._reduce_scatter_comm) is not _fsdp_collectives.DefaultReduceScatter:
-        return f"it has the reduce-scatter {type(group._reduce_scatter_comm).__name__}"
-    return _unsuitable_params(group, ranks, node_size)
-
-
-def _ranks(group: Any) -> list[int]:
-    return dist.get_process_group_ranks(group._all_gather_process_group)
-
-
-def _unreachable(
-    device: torch.device, transport: str, ranks: Sequence[int], node_size: int
-) -> str | None:
-    """Why no transport joins `ranks`, each with a device like this one, or None."""
-    fits = {"cpu": ("auto", "shm"), "cuda": ("symm_mem",)}.get(device.type)
-    if fits is None:
-        return f"there is no transport for {device.type}"
-    if device.type == "cuda" and transport == "auto":
-        return (
-            "collectives.transport=symm_mem uses copy engines, where a hanging rank goes unnoticed"
-        )
-    if transport not in fits:
-        return f"collectives.transport={transport} is not for {device.type}"
-    if device.type == "cpu":
-        return None
-    if len({rank // node_size for rank in ranks}) > 1:
-        return "there is no transport between GPUs of several nodes yet"
-    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        return "CUDA_DEVICE_MAX_CONNECTIONS=1 would have its streams wait for each other"
-    others = [n for n in range(torch.cuda.device_count()) if n != device.index]
-    if not all(torch.cuda.can_device_access_peer(device.index, other) for other in others):
-        return "its GPUs cannot reach each other's memory"
-    return None
-
-
-def _unsuitable_params(group: Any, ranks: Sequence[int], node_size: int) -> str | None:
-    few = group._use_post_forward_mesh
-    if few:
-        some = dist.get_process_group_ranks(group.post_forward_mesh_info.shard_process_group)
-        if len({rank // node_size for rank in some}) > 1:
-            return "after the forward pass it is sharded over a part of the ranks on several nodes"
-    for param in group.fsdp_params:
-        if param.offload_to_cpu:
-            return "its parameters are offloaded"
-        if hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather"):
-            return "a parameter gathers itself"
-        if few and param.fsdp_placement.dim:
-            return (
-                "a parameter that is not cut along dimension 0 is sharded over a part of the ranks"
-            )
-    return None
-
-
-def compiled_autograd_enabled() -> bool:
-    """Whether backward passes are traced, hooks of FSDP2 included."""
-    config = sys.modules.get("torch._dynamo.config")  # nobody has set it before it was imported
-    return bool(getattr(config, "compiled_autograd", False))
 
 
 def _dispatch() -> None:

@@ -351,7 +351,7 @@ def does_not_look_at_the_group():
     def none(*args):
         return None
 
-    return replaced(seam, "_unsuitable", none)
+    return replaced(seam, "unsuitable", none)
 
 
 # 15. The order and precision of sums

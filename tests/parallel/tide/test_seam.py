@@ -11,6 +11,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_g
 
 from collectives.config import CollectivesConfig
 from parallel.tide import seam, use_tide
+from parallel.tide.suitable import unreachable
 from tests.parallel.tide.training import Case, Toy, batch, build, loss_of, replaced, train
 from tests.ranks import run_ranks
 
@@ -210,17 +211,15 @@ def test_another_fsdp2_is_refused(monkeypatch):
     ],
 )
 def test_devices_and_their_transports(device, transport, says):
-    reason = seam._unreachable(torch.device(device), transport, [0, 1], node_size=2)
+    reason = unreachable(torch.device(device), transport, [0, 1], node_size=2)
     assert reason is None if says is None else reason.startswith(says)
 
 
 def test_gpus_that_cannot_be_joined_are_named(monkeypatch):
     gpu = torch.device("cuda", 0)
-    assert "of several nodes" in seam._unreachable(gpu, "symm_mem", [0, 1], node_size=1)
+    assert "of several nodes" in unreachable(gpu, "symm_mem", [0, 1], node_size=1)
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in seam._unreachable(
-        gpu, "symm_mem", [0, 1], node_size=2
-    )
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in unreachable(gpu, "symm_mem", [0, 1], node_size=2)
 
 
 def test_unknown_transports_are_refused():
