@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from collectives.symmetric.fabric import Fabric
 from collectives.symmetric.p2p import PointToPoint
 from collectives.symmetric.shm import SharedMemory
+from collectives.symmetric.transport import PeerError
 from collectives.topology import make_topology
 
 DELAY = 0.002
@@ -99,7 +101,8 @@ class Throttled(PointToPoint):
                 peer = self._random.choice([p for p, q in self._queues.items() if q])
                 action, arguments = self._queues[peer][0]
             pause(self._random, 0.5)
-            action(*arguments)
+            with suppress(PeerError):  # the peer is gone: whoever waits finds out by itself
+                action(*arguments)
             with self._more:
                 self._queues[peer].popleft()
                 self._more.notify_all()
@@ -129,3 +132,12 @@ def connect(group=None, node_size=8, timeout=20.0, multicast=False, device=None)
     single = topology.num_nodes == 1
     network = None if single else Throttled(group, topology.rail, timeout)
     return Fabric(topology, local, network)
+
+
+def finish(fabric):
+    """Everything is sent, by everybody, before anybody leaves."""
+    fabric.local.flush()
+    if fabric.network is not None:
+        fabric.network.flush()
+    dist.barrier()
+    fabric.close()

@@ -11,7 +11,7 @@ from collectives.tide.layout import cut, make_layout
 from collectives.tide.rail import RAIL_CHANNELS, Rail
 from collectives.tide.reduce_scatter import DEPTH, ReduceScatter
 from collectives.tide.slots import OrderError, Slot, SlotError, channels_of
-from tests.collectives.slow import connect
+from tests.collectives.slow import connect, finish
 from tests.ranks import run_ranks
 
 NODES = [(2, 8), (3, 3), (4, 2), (6, 2), (4, 1), (3, 1)]
@@ -59,7 +59,7 @@ def check_gather(node_size, rounds, multicast):
     fabric.local.flush()
     dist.barrier()  # nobody writes into released memory any more: a stale alias reads NaN
     assert all(whole.isnan().all() for gather in gathers for whole in gather.tensors)
-    fabric.close()
+    finish(fabric)
 
 
 @pytest.mark.parametrize(("world_size", "node_size"), NODES)
@@ -79,8 +79,7 @@ def check_too_few_slots():
     gather.start([torch.ones(2)], "layer 0")
     with pytest.raises(SlotError) as error:
         gather.start([torch.ones(2)], "layer 2")
-    fabric.local.flush()
-    dist.barrier()
+    finish(fabric)
     return str(error.value)
 
 
@@ -105,8 +104,7 @@ def check_order(node_size):
 
     with pytest.raises(OrderError) as error:
         turns()
-    fabric.local.flush()
-    dist.barrier()
+    finish(fabric)
     return str(error.value)
 
 
@@ -157,9 +155,7 @@ def check_reduce(node_size, dtype, chunk, rounds, reuse, accumulate):
         assert mine == []
         for got, want in zip(targets, expected, strict=True):
             assert torch.equal(got, want + turn if accumulate else want)
-    fabric.local.flush()
-    dist.barrier()
-    fabric.close()
+    finish(fabric)
     return reduce.staging_nbytes
 
 
@@ -194,8 +190,7 @@ def check_when_gradients_are_free(reuse):
 
     ReduceScatter._sum_and_cross = watched
     reduce(grads, [shape], [torch.zeros(256)], slot=slot, tenant="x")
-    fabric.local.flush()
-    dist.barrier()
+    finish(fabric)
     return seen[0], memory() is None
 
 
@@ -210,8 +205,7 @@ def check_different_sets(node_size):
     reduce = ReduceScatter(fabric, 8, first_channel=0)
     with pytest.raises(OrderError) as error:
         reduce([torch.ones(4)], [cut((4,), 0, 2)], [torch.zeros(2)], tenant=f"{fabric.local.rank}")
-    fabric.local.flush()
-    dist.barrier()
+    finish(fabric)
     return str(error.value)
 
 

@@ -228,6 +228,11 @@ def train(case, collectives):
                 state = {n: whole(p).clone() for n, p in model.state_dict().items()}
                 figures += [t.float().sum().item() for t in state.values()]
     weights = {name: whole(p).detach().cpu().numpy() for name, p in model.named_parameters()}
+    if collectives == "tide":
+        for fabric in [pool.fabric for pool in model.tide.pools]:
+            fabric.local.flush()
+            if fabric.network is not None:
+                fabric.network.flush()
     dist.barrier()
     return figures, weights
 
