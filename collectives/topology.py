@@ -38,6 +38,11 @@ class Topology:
         return [self.member(self.node, local) for local in range(self.node_size)]
 
     @property
+    def others(self) -> list[int]:
+        """Places of the others on this node, beginning with the next, so that not all write to one."""
+        return [(self.local + k) % self.node_size for k in range(1, self.node_size)]
+
+    @property
     def rail(self) -> list[int]:
         """The group's ranks at this place, by node."""
         return [self.member(node, self.local) for node in range(self.num_nodes)]

@@ -41,7 +41,7 @@ class Gather:
         slot, topology = self.slot, self.slot.fabric.topology
         self._region: Region = slot.memory.local
         everyone = self.members is None
-        self._peers = [p for p in slot.neighbours if everyone or p in (self.members or ())]
+        self._peers = [p for p in topology.others if everyone or p in (self.members or ())]
         self._multicast = slot.fabric.local.multicast and everyone
         self.tensors = self.layout.tensors(self._region, topology.local)
         rank = topology.rank if self.members is None else self.members.index(topology.local)

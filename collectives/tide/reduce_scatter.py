@@ -84,7 +84,7 @@ class ReduceScatter:
         self.fabric, self.topology, self.chunk = fabric, fabric.topology, chunk
         self.channel, self.turns = first_channel, 0
         size, self.local = self.topology.node_size, self.topology.local
-        self.neighbours = [(self.local + k) % size for k in range(1, size)]
+        self.neighbours = self.topology.others
         self.part_nbytes = -(-2 * chunk // ALIGNMENT) * ALIGNMENT
         self.staging = fabric.allocate(max(DEPTH * (size - 1) * self.part_nbytes, ALIGNMENT))
         self.scratch = torch.empty(chunk)

@@ -70,17 +70,11 @@ class Slot:
 
     def __post_init__(self) -> None:
         topology, network = self.fabric.topology, self.fabric.network
-        self._links = [(self.fabric.local, peer) for peer in self.neighbours]
+        self._links = [(self.fabric.local, peer) for peer in topology.others]
         if network is not None:
             steps = doubling(topology.node, topology.num_nodes)
             peers = {step.target for step in steps} | {step.source for step in steps}
             self._links += [(network, peer) for peer in sorted(peers)]
-
-    @property
-    def neighbours(self) -> list[int]:
-        """The other ranks of the node, beginning with the next, so that not all write to the same."""
-        size = self.fabric.topology.node_size
-        return [(self.fabric.topology.local + k) % size for k in range(1, size)]
 
     def acquire(self, tenant: str) -> None:
         """Begin a tenancy. Raises `SlotError`, `OrderError`, and `PeerError` from the transport.

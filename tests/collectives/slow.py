@@ -44,7 +44,7 @@ class Deferred(SharedMemory):
             pause(self._random)
             try:
                 action(*arguments)
-            except Exception as error:  # the peer is gone: whoever waits finds out by itself
+            except (AssertionError, PeerError) as error:  # whoever waits next raises the former
                 self._errors.append(error)
             self._todo.task_done()
 

@@ -15,6 +15,8 @@ def test_ranks_are_placed_node_by_node():
     assert topology.rank == 3
     assert topology.neighbours == [2, 3]
     assert topology.rail == [1, 3, 5]
+    assert topology.others == [0]
+    assert Topology(1, 4, 0, 2).others == [3, 0, 1]
 
 
 def test_a_group_may_take_a_part_of_each_node():

@@ -20,7 +20,7 @@ def every_case(names):
     for name in names:
         try:
             both(TWO_RANKS[name], "stock")
-        except Exception:
+        except (AssertionError, RuntimeError):  # of numbers that differ, of a device or a transport
             failed[name] = traceback.format_exc()
             if "CUDA error" in failed[name]:
                 break

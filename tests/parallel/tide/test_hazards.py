@@ -18,7 +18,7 @@ from collectives.tide import all_gather, layout, reduce_scatter, slots
 from collectives.tide.layout import cut, make_layout
 from collectives.tide.slots import OrderError, Slot, SlotError
 from collectives.tide.sums import Sum
-from parallel.tide import pool, seam
+from parallel.tide import seam
 from tests.collectives import slow
 from tests.parallel.tide.training import Case, batch, both, build, loss_of, replaced
 from tests.ranks import run_ranks
@@ -427,8 +427,3 @@ def test_hazard_shows_without_its_protection(hazard, protection):
     world_size, check, ways = HAZARDS[hazard]
     with pytest.raises(AssertionError, match=ways[protection]):
         run_ranks(world_size, without, protection, check, timeout=15)
-
-
-def test_the_pool_is_what_it_was():
-    """Protections were taken away in other processes only."""
-    assert pool.connect.__module__ == "collectives.symmetric.fabric"
