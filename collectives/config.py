@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from configs.values import at_least, one_of
 
 KINDS = ("stock", "tide")
-TRANSPORTS = ("auto", "shm", "symm_mem")
+TRANSPORTS = ("auto", "shm", "nccl", "symm_mem")
 
 
 @dataclass(kw_only=True)
@@ -15,8 +15,10 @@ class CollectivesConfig:
     name: str = "tide"
     """stock: those of torch; tide: shards straight into parameters, gradients summed in place."""
     transport: str = "auto"
-    """tide: how bytes travel on a node. shm: shared memory of CPU ranks; symm_mem: copy engines between
-    GPUs, which do not notice yet when a rank hangs; auto: shm, or else torch's collectives."""
+    """tide: how bytes travel on a node. shm: shared memory of CPU ranks; nccl: between GPUs, memory from
+    NCCL 2.31 or newer; symm_mem: between GPUs, memory from torch; auto: the first of them that works."""
+    multicast: bool = False
+    """tide: between GPUs over nccl, write to all of a node at once where its switch can."""
     slots: int | None = None
     """tide: layers that may be gathered at the same time; null: one more than are prefetched."""
     slot_reuse: bool | None = None

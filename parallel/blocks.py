@@ -2,6 +2,9 @@
 
 from torch import nn
 
+SMALL = 8
+"""A module of less than one `SMALL`th of a block is not worth collectives of its own."""
+
 
 def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The children of the outermost `nn.ModuleList`s that hold parameters, in order, with names.
@@ -35,13 +38,14 @@ def find_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def large_leaves(
     model: nn.Module, blocks: list[tuple[str, nn.Module]]
 ) -> list[tuple[str, nn.Module]]:
-    """Modules outside the blocks that are as large as a block: untied embeddings and output layers.
+    """Modules outside the blocks that are not small beside one: untied embeddings and output layers.
 
-    Gathered on their own, they do not hold up the first block or stay in memory with the root.
+    Gathered on their own, they do not hold up the first block, and the output layer's gradient does not
+    wait for the embeddings'.
     """
     if not blocks:
         return []
-    threshold = min(sum(p.numel() for p in block.parameters()) for _, block in blocks)
+    threshold = min(sum(p.numel() for p in block.parameters()) for _, block in blocks) / SMALL
     owners = _owners(model)
     prefixes = tuple(f"{name}." for name, _ in blocks)
     return [

@@ -1,5 +1,6 @@
 """A plain model becomes a sharded one: FSDP2 per block, mixed precision, recomputation."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -29,7 +30,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> n
         reduce_dtype=getattr(torch, config.reduce_dtype),
     )
     sub_mesh = fsdp_mesh(mesh)
-    for _, leaf in large_leaves(model, blocks):
+    leaves = large_leaves(model, blocks)
+    for _, leaf in leaves:
         fully_shard(leaf, mesh=sub_mesh, mp_policy=policy, reshard_after_forward=False)
     for _, block in blocks:
         fully_shard(
@@ -40,6 +42,10 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> n
         )
     fully_shard(model, mesh=sub_mesh, mp_policy=policy)
     prefetch_layers([block for _, block in blocks], config.prefetch)
+    # What runs first is on its way before its turn: nothing else would hide it.
+    first = [leaf for _, leaf in leaves[:1]] + [block for _, block in blocks[:1]]
+    assert isinstance(model, FSDPModule)
+    model.set_modules_to_forward_prefetch(first)  # type: ignore[arg-type]
     return model
 
 
@@ -59,12 +65,17 @@ def prefetch_layers(blocks: list[nn.Module], depth: int) -> None:
 
 
 def choose_collectives(
-    model: nn.Module, config: CollectivesConfig, node_size: int | None, timeout: float
+    model: nn.Module,
+    config: CollectivesConfig,
+    node_size: int | None,
+    timeout: float,
+    give_up: Callable[[Exception], None],
 ) -> list[str]:
     """Have the groups of a parallelized model use the configured collectives.
 
-    `node_size` None: as the launcher says; `timeout` holds where the configuration has none. Returns
-    a line for each reason why some groups stay on torch's.
+    `node_size` None: as the launcher says; `timeout` holds where the configuration has none; `give_up`
+    ends the process when a GPU waits for a silent rank. Returns lines that say which way data takes,
+    and why some groups stay on torch's collectives.
     """
     if config.name == "stock":
         return []
@@ -72,9 +83,10 @@ def choose_collectives(
 
     config = replace(config, timeout=config.timeout or timeout)
     groups: dict[str, list[str]] = {}
-    for name, reason in use_tide(model, config, node_size).stayed.items():
+    tide = use_tide(model, config, node_size, give_up)
+    for name, reason in tide.stayed.items():
         groups.setdefault(reason, []).append(name)
-    return [
+    return tide.notes() + [
         f"{names[0] if len(names) == 1 else f'{len(names)} groups'} on torch's collectives: {reason}"
         for reason, names in groups.items()
     ]

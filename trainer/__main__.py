@@ -4,12 +4,13 @@ import os
 import sys
 from contextlib import suppress
 
-from trainer import stop
+from trainer import nccl, stop
 
 
 def main() -> None:
     """Compose the configuration, start the ranks, exit with the documented code."""
     stop.install()  # before anything that takes time: a signal counts from the first moment
+    nccl.load()  # this process may be a rank, and torch must not load its own first
     from trainer.cli import run
 
     code = run(sys.argv[1:])

@@ -30,6 +30,7 @@ from trainer.optim import build_optimizer
 from trainer.plan import Plan, make_plan
 from trainer.plugins import tasks
 from trainer.process import redirect_output
+from trainer.report import end_rank
 from trainer.watch.watch import Watch
 
 
@@ -229,7 +230,7 @@ def _build_model(
     model = task.build_model()
     parallelize(model, mesh, config.parallel)
     notes = choose_collectives(
-        model, config.collectives, config.parallel.node_size, config.launch.timeout
+        model, config.collectives, config.parallel.node_size, config.launch.timeout, end_rank
     )
     materialize(model, device, task.init_weights, config.trainer.seed)
     folder = task.weights_folder()

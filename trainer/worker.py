@@ -3,21 +3,22 @@
 import json
 import os
 import sys
-import time
 import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from trainer import stop
+from trainer import nccl, stop
 from trainer.errors import DATA, FAILED, RunError
 from trainer.peers import leave_with_dead_peers
+from trainer.report import report
 
 
 def main() -> None:
     """Entry point of a rank that our launcher started."""
     stop.install()
     stop.die_with_parent()
+    nccl.load()  # before torch loads its own
     from trainer.launch import EXCHANGE, PAYLOAD
 
     exchange = Path(os.environ[EXCHANGE])
@@ -65,36 +66,6 @@ def _alone(payload: dict[str, Any]) -> bool:
     from trainer.launch import EXCHANGE
 
     return payload["kind"] == "local" and EXCHANGE not in os.environ
-
-
-def report(code: int, text: str) -> int:
-    """Leave a record of a failure for the launcher, or print it where there is none.
-
-    torchrun prints the traceback of the rank that failed first, from the file that it asks for.
-    """
-    from trainer.launch import EXCHANGE
-    from trainer.process import console
-
-    rank = os.environ.get("RANK", "0")
-    folder = os.environ.get(EXCHANGE)
-    if folder is not None:
-        record = {"time": time.time(), "code": code, "text": text}
-        (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(record))
-        print(text, file=sys.stderr) if rank != "0" else None  # into the rank's own file
-    elif code == FAILED and "TORCHELASTIC_ERROR_FILE" not in os.environ:
-        print(f"rank {rank} lost its peers" if _lost_peers() else text, file=console())
-    elif code != FAILED and rank == "0":
-        print(text, file=console())
-    if "TORCHELASTIC_ERROR_FILE" in os.environ and sys.exc_info()[1] is not None:
-        from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
-        get_error_handler().record_exception(sys.exc_info()[1])  # type: ignore[arg-type]
-    return code
-
-
-def _lost_peers() -> bool:
-    """Whether the error that is being handled only says that another rank is gone."""
-    return "closed by peer" in str(sys.exc_info()[1]) or "reset by peer" in str(sys.exc_info()[1])
 
 
 if __name__ == "__main__":

@@ -1,19 +1,24 @@
 """The transport between GPUs of one machine: copy engines for bytes, stream memory operations for flags.
 
-Memory is torch's symmetric memory, which every peer has mapped. Everything is
-ordered by the current stream: a put or a signal happens when the stream comes to it, and a wait holds
-the stream, not the host.
+Where the memory that every peer has mapped comes from is somebody else's business (`Memory`). Everything
+is ordered by the current stream: a put or a signal happens when the stream comes to it, and a wait holds
+the stream, not the host. A watchdog looks after waits that never end.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from collectives.symmetric import cuda_driver as cuda
-from collectives.symmetric.transport import Region
-from collectives.torch_private import allocate_symmetric, tensor_at
+from collectives.symmetric.transport import PeerError, Put, Region, silent
+from collectives.symmetric.watchdog import Watchdog
+from collectives.torch_private import tensor_at
 
 CHANNELS = 4096
 """Flags from each peer; the largest model has a few per layer."""
@@ -22,42 +27,111 @@ FLAG = 8
 
 
 @dataclass(frozen=True)
+class Mapped:
+    """Zeroed memory of one size on every rank, mapped by all of them."""
+
+    addresses: list[int]
+    """Of every rank's part, in this process."""
+    multicast: int | None
+    """An address where a write reaches all of them, if there is one."""
+    owner: Any
+    """Keeps the memory."""
+
+
+class Memory(Protocol):
+    """Where mapped memory comes from."""
+
+    name: str
+    multicast: bool
+    """Whether allocations have a multicast address."""
+
+    def allocate(self, nbytes: int) -> Mapped:
+        """All ranks call it, in the same order."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is not memory; memory goes with its last user."""
+        ...
+
+
+@dataclass(frozen=True)
 class MappedRegion:
-    """See `Region`. The addresses are those of this process, of every rank's part."""
+    """See `Region`."""
 
     nbytes: int
-    addresses: list[int]
+    mapped: Mapped
     device: torch.device
-    owner: Tensor
-    """Keeps the memory."""
 
     def tensor(self, rank: int, offset: int, numel: int, dtype: torch.dtype) -> Tensor:
         """See `Region.tensor`."""
-        return tensor_at(self.addresses[rank] + offset, numel, dtype, self.device)
+        return tensor_at(self.mapped.addresses[rank] + offset, numel, dtype, self.device)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Prepared puts, as columns of numbers: addresses are all there is to work out later."""
+
+    sources: Any
+    begins: Any
+    targets: Any
+    sizes: Any
+    rows: list[Put]
+    """Those that lie a pitch apart somewhere, each a call of its own."""
+    region: MappedRegion
 
 
 class CopyEngines:
-    """Copy engines between all ranks of `group`, each with a GPU of this machine."""
+    """Copy engines between all ranks of `group`, each with a GPU of this machine.
 
-    on_stream, multicast = True, False
+    `timeout` is in seconds. `give_up` is called, from another thread, with what is wrong when a peer has
+    not signalled for so long: streams cannot raise, so it has to end the process.
+    """
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+    on_stream = True
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        memory: Memory,
+        timeout: float,
+        give_up: Callable[[PeerError], None],
+    ) -> None:
         self.rank, self.world_size = group.rank(), group.size()
-        self._group, self._device = group, device
+        self.multicast, self.memory, self._device = memory.multicast, memory, device
         self._flush = cuda.can_flush(device.index)
         self._flags = self.allocate(self.world_size * CHANNELS * FLAG)
+        self.beside = torch.cuda.Stream(device)
+        """Of the lowest priority: small kernels there do not hold up the layers' own."""
+        ranks = dist.get_process_group_ranks(group)
+
+        def late(peer: int, about: str) -> None:
+            give_up(silent(ranks[peer], ranks[self.rank], timeout, about))
+
+        own = self._flags.tensor(self.rank, 0, self.world_size * CHANNELS, torch.int64)
+        self._watchdog = Watchdog(cuda.Reader(own).read, timeout, late)
 
     def allocate(self, nbytes: int) -> MappedRegion:
         """See `SymmetricMemory.allocate`."""
-        memory, addresses = allocate_symmetric(nbytes, self._device, self._group)
-        return MappedRegion(nbytes, addresses, self._device, memory)
+        return MappedRegion(nbytes, self.memory.allocate(nbytes), self._device)
 
     def put(
         self, source: Tensor, region: Region, offset: int, peer: int, pitch: int | None = None
     ) -> None:
         """See `Link.put`."""
         assert isinstance(region, MappedRegion)
-        size, target = source.element_size(), region.addresses[peer] + offset
+        self._put(source, region.mapped.addresses[peer] + offset, pitch)
+
+    def put_all(
+        self, source: Tensor, region: Region, offset: int, pitch: int | None = None
+    ) -> None:
+        """See `SymmetricMemory.put_all`."""
+        assert isinstance(region, MappedRegion)
+        assert region.mapped.multicast is not None
+        self._put(source, region.mapped.multicast + offset, pitch)
+
+    def _put(self, source: Tensor, target: int, pitch: int | None) -> None:
+        size = source.element_size()
         rows, width = source.shape if source.dim() == 2 else (1, source.numel())
         if not rows * width:
             return
@@ -70,26 +144,53 @@ class CopyEngines:
                 target, step * size, source.data_ptr(), own_step * size, width * size, rows
             )
 
-    def put_all(
-        self, source: Tensor, region: Region, offset: int, pitch: int | None = None
-    ) -> None:
-        """See `SymmetricMemory.put_all`; never called, since this is no multicast."""
-        for peer in range(self.world_size):
-            self.put(source, region, offset, peer, pitch)
+    def prepare(self, puts: Sequence[Put], region: Region) -> Batch:
+        """See `SymmetricMemory.prepare`."""
+        assert isinstance(region, MappedRegion)
+        runs = [p for p in puts if p.rows == 1 or p.step == p.pitch == p.width]
+        runs = [p for p in runs if p.rows * p.width]
+        addresses = region.mapped.addresses
+        return Batch(
+            np.array([p.source for p in runs], np.intp),
+            np.array([p.begin for p in runs], np.uint64),
+            np.array([addresses[p.peer] + p.offset for p in runs], np.uint64),
+            np.array([p.rows * p.width for p in runs], np.uint64),
+            [p for p in puts if p.rows > 1 and not p.step == p.pitch == p.width],
+            region,
+        )
+
+    def send(self, prepared: Batch, sources: Sequence[Tensor]) -> None:
+        """See `SymmetricMemory.send`."""
+        bases = np.array([source.data_ptr() for source in sources], np.uint64)
+        if len(prepared.sizes):
+            begins = bases[prepared.sources] + prepared.begins
+            cuda.copy_all(prepared.targets, begins, prepared.sizes, self._device.index)
+        for p in prepared.rows:
+            target = prepared.region.mapped.addresses[p.peer] + p.offset
+            begin = int(bases[p.source]) + p.begin
+            cuda.copy_rows(target, p.pitch, begin, p.step, p.width, p.rows)
 
     def signal(self, peer: int, channel: int, value: int) -> None:
         """See `Link.signal`."""
-        cuda.write_flag(self._flags.addresses[peer] + self._flag(self.rank, channel), value)
+        cuda.write_flag(self._flags.mapped.addresses[peer] + self._flag(self.rank, channel), value)
 
-    def wait(self, peer: int, channel: int, value: int) -> int | None:
+    def wait(self, peer: int, channel: int, value: int, about: str = "") -> int | None:
         """See `Link.wait`: holds the current stream; what was seen is not known here."""
-        address = self._flags.addresses[self.rank] + self._flag(peer, channel)
-        cuda.wait_flag(address, value, self._flush)
+        flag = self._flag(peer, channel)
+        cuda.wait_flag(self._flags.mapped.addresses[self.rank] + flag, value, self._flush)
+        self._watchdog.expect(flag // FLAG, value, peer, about)
         return None
 
     def _flag(self, source: int, channel: int) -> int:
         assert channel < CHANNELS
         return (source * CHANNELS + channel) * FLAG
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """See `SymmetricMemory.aside`."""
+        self.beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.beside):
+            yield
 
     def mark(self) -> torch.cuda.Event:
         """See `Link.mark`."""
@@ -104,3 +205,5 @@ class CopyEngines:
 
     def close(self) -> None:
         """See `Link.close`. The memory goes with its last tensor."""
+        self._watchdog.close()
+        self.memory.close()

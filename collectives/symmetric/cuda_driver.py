@@ -9,12 +9,23 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from collectives.torch_private import current_raw_stream
 
 GREATER_OR_EQUAL, FLUSH_REMOTE_WRITES = 0, 1 << 30
 CAN_FLUSH_REMOTE_WRITES = 98
 """CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES."""
 DEVICE_MEMORY = 2
 """CU_MEMORYTYPE_DEVICE."""
+RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED."""
+IN_STREAM_ORDER, ON_DEVICE = 1, 1
+"""CU_MEMCPY_SRC_ACCESS_ORDER_STREAM, CU_MEM_LOCATION_TYPE_DEVICE."""
+
+
+BATCH = "cuMemcpyBatchAsync_v2"
+"""Since CUDA 13: many copies in one call, which also lets engines begin the next one early."""
 
 
 class Copy2D(ctypes.Structure):
@@ -31,6 +42,20 @@ class Copy2D(ctypes.Structure):
     ] + [("WidthInBytes", ctypes.c_size_t), ("Height", ctypes.c_size_t)]  # fmt: skip
 
 
+class Place(ctypes.Structure):
+    """CUmemLocation."""
+
+    _fields_ = [("type", ctypes.c_int), ("id", ctypes.c_int)]
+
+
+class Attributes(ctypes.Structure):
+    """CUmemcpyAttributes."""
+
+    _fields_ = [
+        ("order", ctypes.c_int), ("source", Place), ("target", Place), ("flags", ctypes.c_uint)
+    ]  # fmt: skip
+
+
 @cache
 def _driver() -> Any:
     driver = ctypes.CDLL("libcuda.so.1")
@@ -39,6 +64,11 @@ def _driver() -> Any:
     driver.cuMemcpy2DAsync_v2.argtypes = [ctypes.POINTER(Copy2D), pointer]
     driver.cuStreamWriteValue64_v2.argtypes = [pointer, u64, u64, uint]
     driver.cuStreamWaitValue64_v2.argtypes = [pointer, u64, u64, uint]
+    if hasattr(driver, BATCH):
+        getattr(driver, BATCH).argtypes = [
+            pointer, pointer, pointer, size, ctypes.POINTER(Attributes), ctypes.POINTER(size),
+            size, pointer,
+        ]  # fmt: skip
     return driver
 
 
@@ -50,12 +80,31 @@ def _check(code: int, what: str) -> None:
 
 
 def _stream() -> int:
-    return torch.cuda.current_stream().cuda_stream
+    return current_raw_stream(torch.cuda.current_device())
 
 
 def copy(target: int, source: int, nbytes: int) -> None:
     """Copy between addresses, of this device or of a peer that is mapped."""
     _check(_driver().cuMemcpyAsync(target, source, nbytes, _stream()), "a copy")
+
+
+def copy_all(targets: Any, sources: Any, sizes: Any, device: int) -> None:
+    """Copies out of `device`, given as three NumPy arrays of 64-bit numbers; in order, if in turn."""
+    batch = getattr(_driver(), BATCH, None)
+    stream = _stream()
+    # A batch is not for the default stream, nor for a graph.
+    single = len(sizes) == 1 or stream == 0
+    if batch is None or single or torch.cuda.is_current_stream_capturing():
+        for target, source, size in zip(
+            targets.tolist(), sources.tolist(), sizes.tolist(), strict=True
+        ):
+            copy(target, source, size)
+        return
+    here = Place(ON_DEVICE, device)
+    attributes, first = Attributes(IN_STREAM_ORDER, here, here, 0), ctypes.c_size_t(0)
+    arrays = (targets.ctypes.data, sources.ctypes.data, sizes.ctypes.data)
+    code = batch(*arrays, len(sizes), attributes, first, 1, stream)
+    _check(code, "a batch of copies")
 
 
 def copy_rows(
@@ -87,3 +136,21 @@ def can_flush(device: int) -> bool:
     code = _driver().cuDeviceGetAttribute(ctypes.byref(value), CAN_FLUSH_REMOTE_WRITES, device)
     _check(code, "asking for a device's attribute")
     return bool(value.value)
+
+
+class Reader:
+    """Reads `flags` (64 bits each, on a device) from a thread, whatever the other streams wait for."""
+
+    def __init__(self, flags: Tensor) -> None:
+        self._flags, self._stream = flags, torch.cuda.Stream(flags.device)
+        self._host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
+
+    def read(self) -> list[int]:
+        """Their present values."""
+        mode = ctypes.c_int(RELAXED)  # a graph may be captured in another thread meanwhile
+        _check(_driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "relaxing")
+        with torch.cuda.device(self._flags.device), torch.cuda.stream(self._stream):
+            self._host.copy_(self._flags, non_blocking=True)
+            self._stream.synchronize()
+        found: list[int] = self._host.tolist()
+        return found

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collectives.symmetric.transport import PeerError, Region
+from collectives.symmetric.transport import PeerError, Region, silent
 
 HEADER, PAYLOAD = 7001, 7002
 """Tags; nobody else sends point-to-point on these."""
@@ -101,7 +101,7 @@ class PointToPoint:
         while len(self._on_their_way) > FLAGS_KEPT:
             self._finish_oldest()
 
-    def wait(self, peer: int, channel: int, value: int) -> int:
+    def wait(self, peer: int, channel: int, value: int, about: str = "") -> int:
         """See `Link.wait`."""
         end = time.monotonic() + self.timeout
         with self._changed:
@@ -109,10 +109,8 @@ class PointToPoint:
                 if peer in self._gone:
                     raise PeerError(f"rank {self._global[peer]} is gone: {self._gone[peer]}")
                 if not self._changed.wait(end - time.monotonic()):
-                    raise PeerError(
-                        f"rank {self._global[peer]} did not signal {value} on channel {channel} to "
-                        f"rank {self._global[self.rank]} within {self.timeout:g} s"
-                    )
+                    ranks = self._global
+                    raise silent(ranks[peer], ranks[self.rank], self.timeout, about)
             return seen
 
     def mark(self) -> None:

@@ -13,7 +13,8 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from collectives.symmetric.transport import PeerError, Region
+from collectives.symmetric.transport import PeerError, Put, Region, silent
 
 T = TypeVar("T")
 MESSAGE = struct.Struct("=IQ")
@@ -51,7 +52,7 @@ class SharedMemory:
     `members`. `multicast` emulates one write that reaches all of them.
     """
 
-    on_stream = False
+    on_stream, beside = False, None
 
     def __init__(
         self,
@@ -115,6 +116,24 @@ class SharedMemory:
         for peer in range(self.world_size):
             self.put(source, region, offset, peer, pitch)
 
+    def prepare(self, puts: Sequence[Put], region: Region) -> tuple[Sequence[Put], Region]:
+        """See `SymmetricMemory.prepare`."""
+        return puts, region
+
+    def send(self, prepared: tuple[Sequence[Put], Region], sources: Sequence[Tensor]) -> None:
+        """See `SymmetricMemory.send`."""
+        puts, region = prepared
+        flat = [source.view(torch.uint8) for source in sources]
+        for p in puts:
+            source = flat[p.source]
+            begin = source.storage_offset() + p.begin
+            rows = source.as_strided((p.rows, p.width), (p.step, 1), begin)
+            self.put(rows, region, p.offset, p.peer, p.pitch)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """See `SymmetricMemory.aside`: the caller's own order."""
+        return nullcontext()
+
     def mark(self) -> None:
         """See `Link.mark`: the caller's own order."""
 
@@ -132,15 +151,12 @@ class SharedMemory:
         link = self._sockets[peer]
         self._guard(peer, lambda: link.sendall(b"f" + MESSAGE.pack(channel, value)))
 
-    def wait(self, peer: int, channel: int, value: int) -> int:
+    def wait(self, peer: int, channel: int, value: int, about: str = "") -> int:
         """See `Link.wait`."""
         end = time.monotonic() + self.timeout
         while (seen := self._seen.get((peer, channel), 0)) < value:
             if peer == self.rank or time.monotonic() > end:
-                raise PeerError(
-                    f"rank {self._global[peer]} did not signal {value} on channel {channel} to "
-                    f"rank {self._global[self.rank]} within {self.timeout:g} s"
-                )
+                raise silent(self._global[peer], self._global[self.rank], self.timeout, about)
             link = self._sockets[peer]
             self._take(peer, self._guard(peer, partial(link.recv, 1)), link)
         return seen

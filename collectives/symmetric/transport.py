@@ -7,6 +7,9 @@ On a device, everything is ordered by its current stream, and waiting holds that
 caller's own order is all there is, and waiting holds the caller.
 """
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +18,12 @@ from torch import Tensor
 
 class PeerError(RuntimeError):
     """A peer is gone, or did not signal in time; the message names it."""
+
+
+def silent(peer: int, rank: int, seconds: float, about: str = "") -> PeerError:
+    """The error of global rank `rank` that has waited in vain for `peer`."""
+    what = f" ({about})" if about else ""
+    return PeerError(f"rank {peer} did not signal rank {rank} within {seconds:g} s{what}")
 
 
 class Region(Protocol):
@@ -31,6 +40,25 @@ class Region(Protocol):
         Its own, because FSDP2 takes a parameter's storage to begin where the parameter does.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Put:
+    """Rows of one of several sources on their way to a peer; everything is in bytes."""
+
+    source: int
+    """Which of the sources."""
+    begin: int
+    """Where the first row begins in the source, which is contiguous."""
+    rows: int
+    width: int
+    step: int
+    """From one row to the next in the source."""
+    peer: int
+    offset: int
+    """Where the first row goes in the peer's part of the region."""
+    pitch: int
+    """From one row to the next there."""
 
 
 class Link(Protocol):
@@ -53,10 +81,10 @@ class Link(Protocol):
         """Raise the flag that `peer` sees from this rank on `channel` to `value`."""
         ...
 
-    def wait(self, peer: int, channel: int, value: int) -> int | None:
+    def wait(self, peer: int, channel: int, value: int, about: str = "") -> int | None:
         """Until `peer` has signalled at least `value` on `channel`; the value seen, if it is known.
 
-        Raises `PeerError`.
+        `about` says what is waited for. Raises `PeerError`, where the caller is held.
         """
         ...
 
@@ -84,6 +112,8 @@ class SymmetricMemory(Link, Protocol):
     """Whether everything is ordered by a device's current stream, not by the caller."""
     multicast: bool
     """Whether `put_all` is one write; without it, collectives put to each peer in turn."""
+    beside: Any
+    """The stream of `aside`; None where there are no streams."""
 
     def allocate(self, nbytes: int) -> Region:
         """The same region on every rank; all ranks call it, in the same order."""
@@ -93,6 +123,21 @@ class SymmetricMemory(Link, Protocol):
         self, source: Tensor, region: Region, offset: int, pitch: int | None = None
     ) -> None:
         """`put` to every rank at once, this one included."""
+        ...
+
+    def prepare(self, puts: Sequence[Put], region: Region) -> Any:
+        """What `send` needs to know of puts that are made again and again."""
+        ...
+
+    def send(self, prepared: Any, sources: Sequence[Tensor]) -> None:
+        """Do the puts that were prepared, in their order, out of `sources` (contiguous, 1-D)."""
+        ...
+
+    def aside(self) -> AbstractContextManager[None]:
+        """What is done inside comes after everything before it, but holds up nothing after it.
+
+        `mark` inside, and `after` outside, where something has to wait for it.
+        """
         ...
 
 

@@ -63,6 +63,16 @@ class Block:
     """Elements from one row to the next."""
     dtype: torch.dtype
 
+    @property
+    def nbytes(self) -> int:
+        """Of its elements."""
+        return self.rows * self.width * self.dtype.itemsize
+
+    def after(self, begin: int) -> "Block":
+        """What is left of a single row without its first `begin` elements."""
+        width = self.width - begin
+        return Block(self.offset + begin * self.dtype.itemsize, 1, width, width, self.dtype)
+
     def view(self, region: Region, rank: int) -> Tensor:
         """The elements in `rank`'s part of `region`, as (rows, width), on a storage of their own."""
         if not self.rows * self.width:
@@ -124,6 +134,39 @@ def make_layout(world_size: int, cuts: Sequence[tuple[Cut, torch.dtype]]) -> Lay
         end += -(-c.shard_numel * world_size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
     each, dtypes = zip(*cuts, strict=True)
     return Layout(world_size, each, dtypes, tuple(offsets), max(end, ALIGNMENT))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A block of a rank's shard, or a run of one."""
+
+    tensor: int
+    begin: int
+    """Elements of the shard that come before it."""
+    block: Block
+
+
+def portions(blocks: Sequence[Block], shares: Sequence[int]) -> list[list[Part]]:
+    """A rank's blocks, of all tensors, in order, as portions whose sizes are about in these shares.
+
+    Rows that lie apart stay together, so a portion may be empty.
+    """
+    whole = sum(b.nbytes for b in blocks)
+    found: list[list[Part]] = [[] for _ in shares]
+    number, room = 0, whole * shares[0] // sum(shares)
+    for tensor, block in enumerate(blocks):
+        begin = 0
+        while begin < block.rows * block.width:
+            while room <= 0 and number < len(shares) - 1:
+                number += 1
+                room += whole * shares[number] // sum(shares)
+            part = block.after(begin) if begin else block
+            if number < len(shares) - 1 and block.rows == 1:
+                part = next(part.split(-(-room // ALIGNMENT) * ALIGNMENT))
+            found[number].append(Part(tensor, begin, part))
+            begin += part.rows * part.width
+            room -= part.nbytes
+    return found
 
 
 @dataclass(frozen=True)

@@ -18,60 +18,33 @@ anything is summed or crosses, and the gradients are free sooner.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from collectives.symmetric.fabric import Fabric
 from collectives.tide.crossing import Crossing
-from collectives.tide.layout import ALIGNMENT, Cut, Piece, pieces
+from collectives.tide.layout import ALIGNMENT, Cut, Piece
+from collectives.tide.reduction import Reduction
+from collectives.tide.reuse import GROUPS, Group, fits, reduce_through
 from collectives.tide.slots import Slot, stamp, wait_stamped
 from collectives.tide.sums import Sum, add_up
+from collectives.topology import Topology
 
 DEPTH = 2
 """Staging buffers of a kind: one is filled while the other is read."""
 FP32 = torch.float32.itemsize
 
 
-@dataclass
-class Reduction:
-    """What one call works on."""
+def staging_size(topology: Topology, chunk: int) -> int:
+    """Bytes that staging takes on a node, for chunks of so many elements of two bytes."""
+    return max(DEPTH * (topology.node_size - 1) * _part(chunk), ALIGNMENT)
 
-    grads: list[Tensor]
-    """Flat; emptied once they have been read."""
-    cuts: Sequence[Cut]
-    targets: Sequence[Tensor]
-    """This rank's part of each, flat and without padding."""
-    world_size: int
-    divide: float
-    accumulate: bool
-    tenant: str
-    dtype: torch.dtype = field(init=False)
-    """Of the gradients."""
-    numel: int = field(init=False)
-    """Of the stream."""
 
-    def __post_init__(self) -> None:
-        self.dtype = self.grads[0].dtype
-        self.numel = sum(c.shard_numel for c in self.cuts)
-        self._starts = [0]
-        for c in self.cuts:
-            self._starts.append(self._starts[-1] + c.shard_numel)
-
-    def pieces(self, rank: int, begin: int, end: int) -> Iterator[Piece]:
-        """The pieces of `rank`'s stream in `[begin, end)`."""
-        return pieces(self.cuts, self.world_size, rank, begin, end)
-
-    def gradient(self, piece: Piece) -> Tensor:
-        """What this rank contributes to a piece, as (rows, width)."""
-        return piece.of(self.grads[piece.tensor])
-
-    def target(self, piece: Piece) -> Tensor:
-        """Where the sum of a piece of this rank's shard goes."""
-        begin = piece.target - self._starts[piece.tensor]
-        return self.targets[piece.tensor][begin : begin + piece.numel]
+def _part(chunk: int) -> int:
+    return -(-2 * chunk // ALIGNMENT) * ALIGNMENT
 
 
 class ReduceScatter:
@@ -82,16 +55,18 @@ class ReduceScatter:
 
     def __init__(self, fabric: Fabric, chunk: int, first_channel: int) -> None:
         self.fabric, self.topology, self.chunk = fabric, fabric.topology, chunk
-        self.channel, self.turns = first_channel, 0
-        size, self.local = self.topology.node_size, self.topology.local
-        self.neighbours = self.topology.others
-        self.part_nbytes = -(-2 * chunk // ALIGNMENT) * ALIGNMENT
-        self.staging = fabric.allocate(max(DEPTH * (size - 1) * self.part_nbytes, ALIGNMENT))
-        self.scratch = torch.empty(chunk)
+        self.channel, self.turns_taken = first_channel, 0
+        self.local, self.neighbours = self.topology.local, self.topology.others
+        self.part_nbytes = _part(chunk)
+        self.staging = fabric.allocate(staging_size(self.topology, chunk))
+        self.scratch = None if fabric.local.on_stream else torch.empty(chunk)
+        self.groups, self.reuses = first_channel + 2 * DEPTH, 0
+        self.known: dict[Any, list[Group]] = {}
+        """What `reduce_through` has worked out."""
         self.crossing = None
         if fabric.network is not None:
             self.total = torch.empty(chunk)
-            self.crossing = Crossing(fabric, chunk * FP32, DEPTH, first_channel + 2 * DEPTH)
+            self.crossing = Crossing(fabric, chunk * FP32, DEPTH, self.groups + GROUPS)
 
     @property
     def staging_nbytes(self) -> int:
@@ -121,81 +96,55 @@ class ReduceScatter:
         grads.clear()
         size = self.topology.world_size
         todo = Reduction(flat, cuts, targets, size, divide, accumulate, tenant)
-        if slot is not None and slot.tenant is None and self._fits(slot, todo):
-            self._through_slot(slot, todo)
+        if slot is not None and slot.tenant is None and fits(self, slot, todo):
+            reduce_through(slot, self, todo)
         else:
             self._through_staging(todo)
 
     def _through_staging(self, todo: Reduction) -> None:
         """Chunk by chunk; gradients are read until the last."""
         link = self.fabric.local
-        for begin, end, step in self._turns(todo):
-            buffer, turn = self.turns % DEPTH, self.turns // DEPTH + 1
+        for begin, end, step in self.turns(todo, 0, todo.numel):
+            buffer, turn = self.turns_taken % DEPTH, self.turns_taken // DEPTH + 1
             data, read = self.channel + 2 * buffer, self.channel + 2 * buffer + 1
             for peer in self.neighbours:
-                link.wait(peer, read, turn - 1)
-                target = self._member(step, peer)
-                place = self._place(buffer, self.local, peer)
-                for piece in todo.pieces(target, begin, end):
-                    offset = place + (piece.target - begin) * todo.dtype.itemsize
-                    link.put(todo.gradient(piece), self.staging.local, offset, peer)
+                link.wait(peer, read, turn - 1, todo.tenant)
+            link.send(self._puts(todo, begin, end, step, buffer), todo.grads)
+            for peer in self.neighbours:
                 link.signal(peer, data, stamp(turn, todo.tenant))
-            for peer in self.neighbours:
-                wait_stamped(link, peer, data, turn, todo.tenant)
-            staged: list[Tensor | None] = [None] * self.topology.node_size
-            for peer in self.neighbours:
-                place = self._place(buffer, peer, self.local)
-                staged[peer] = self.staging.local.tensor(self.local, place, end - begin, todo.dtype)
-            self._sum_and_cross(todo, begin, end, step, staged)
-            for peer in self.neighbours:
-                link.signal(peer, read, turn)
-            self.turns += 1
+            with link.aside():
+                for peer in self.neighbours:
+                    wait_stamped(link, peer, data, turn, todo.tenant)
+                staged: list[Tensor | None] = [None] * self.topology.node_size
+                for peer in self.neighbours:
+                    place = self._place(buffer, peer, self.local)
+                    region = self.staging.local
+                    staged[peer] = region.tensor(self.local, place, end - begin, todo.dtype)
+                self.sum_and_cross(todo, begin, end, step, staged)
+                for peer in self.neighbours:
+                    link.signal(peer, read, turn)
+            self.turns_taken += 1
         link.flush()  # whoever called may now free or overwrite the gradients
 
-    def _through_slot(self, slot: Slot, todo: Reduction) -> None:
-        """As another tenant of the slot, which has room for what all neighbours put at once.
+    def _puts(self, todo: Reduction, begin: int, end: int, step: int, buffer: int) -> Any:
+        """My parts of a turn, into the neighbours' staging."""
+        puts = [
+            todo.put(
+                piece, peer, self._place(buffer, self.local, peer) - begin * todo.dtype.itemsize
+            )
+            for peer in self.neighbours
+            for piece in todo.pieces(self.member(step, peer), begin, end)
+        ]
+        return self.fabric.local.prepare(puts, self.staging.local)
 
-        The slot holds a stream for each node and, within it, each rank of this one. This rank's own
-        part goes there as well, unless it is summed at once on a device that orders reads itself.
-        """
-        link, region = self.fabric.local, slot.memory.local
-        size, nodes = self.topology.node_size, self.topology.num_nodes
-        stream = todo.numel * todo.dtype.itemsize
-        slot.acquire(todo.tenant)
-        in_place = link.on_stream and self.crossing is None
-        for peer in [*self.neighbours, *([] if in_place else [self.local])]:
-            for step in range(nodes):
-                place = (step * size + self.local) * stream
-                for piece in todo.pieces(self._member(step, peer), 0, todo.numel):
-                    offset = place + piece.target * todo.dtype.itemsize
-                    link.put(todo.gradient(piece), region, offset, peer)
-        slot.announce(self.neighbours)
-        if not in_place:
-            link.flush()
-            todo.grads.clear()  # all have been read: their memory is free from here on
-        slot.wait_ready(self.neighbours)
-        whole = todo.numel if in_place else None  # nothing crosses: one launch sums it all
-        for begin, end, step in self._turns(todo, whole):
-            staged: list[Tensor | None] = [None] * size
-            for peer in range(size):
-                if not (in_place and peer == self.local):
-                    place = (step * size + peer) * stream + begin * todo.dtype.itemsize
-                    staged[peer] = region.tensor(self.local, place, end - begin, todo.dtype)
-            self._sum_and_cross(todo, begin, end, step, staged)
-        slot.release()
-
-    def _fits(self, slot: Slot, todo: Reduction) -> bool:
-        streams = self.topology.world_size * todo.numel
-        return streams * todo.dtype.itemsize <= slot.memory.nbytes
-
-    def _turns(self, todo: Reduction, chunk: int | None = None) -> Iterator[tuple[int, int, int]]:
-        """Begin and end of a chunk, and how many nodes on its receiver is."""
-        chunk = chunk or min(self.chunk, max(self.part_nbytes // todo.dtype.itemsize, 1))
-        for begin in range(0, todo.numel, chunk):
+    def turns(self, todo: Reduction, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """Begin and end of each chunk of a run, and how many nodes on its receiver is."""
+        chunk = min(self.chunk, max(self.part_nbytes // todo.dtype.itemsize, 1))
+        for at in range(begin, end, chunk):
             for step in range(self.topology.num_nodes):
-                yield begin, min(begin + chunk, todo.numel), step
+                yield at, min(at + chunk, end), step
 
-    def _member(self, step: int, local: int) -> int:
+    def member(self, step: int, local: int) -> int:
         """The rank at place `local`, `step` nodes on."""
         node = (self.topology.node + step) % self.topology.num_nodes
         return self.topology.member(node, local)
@@ -205,7 +154,7 @@ class ReduceScatter:
         order = source - (source > target)  # a rank has no place for what it puts itself
         return (buffer * (self.topology.node_size - 1) + order) * self.part_nbytes
 
-    def _sum_and_cross(
+    def sum_and_cross(
         self,
         todo: Reduction,
         begin: int,
@@ -214,7 +163,7 @@ class ReduceScatter:
         staged: Sequence[Tensor | None],
     ) -> None:
         """What one turn does with the neighbours' parts of a chunk; None is this rank's own."""
-        own, numel = self._member(step, self.local), end - begin
+        own, numel = self.member(step, self.local), end - begin
         finish = partial(
             add_up, scratch=self.scratch, divide=todo.divide, accumulate=todo.accumulate
         )

@@ -43,7 +43,7 @@ def wait_stamped(link: Link, peer: int, channel: int, count: int, tenant: str) -
 
     Where only a device sees the flag, nobody compares.
     """
-    seen = link.wait(peer, channel, count << MARK_BITS)
+    seen = link.wait(peer, channel, count << MARK_BITS, tenant)
     if seen is not None and seen >> MARK_BITS == count and seen != stamp(count, tenant):
         raise OrderError(
             f"ranks are at different places: here {tenant}, at peer {peer} of rank {link.rank} "

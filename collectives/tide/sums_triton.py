@@ -1,14 +1,15 @@
 """The sums of `collectives.tide.sums` on a GPU: all sums of a call in one launch of few programs.
 
 Addresses travel in a table, so any number of tensors, wherever they lie, take one launch; tables are
-kept, since the allocator hands out the same addresses step after step. There is no more than one
-program on a multiprocessor, and it runs as long as memory takes to deliver.
+kept, since the allocator hands out the same addresses step after step. Programs are small and live for
+microseconds, so that the kernels of layers, which want whole multiprocessors, get theirs in between.
 """
 
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from collectives.tide.sums import Sum
 
-BLOCK, WARPS = 16384, 16
-"""Elements that a program adds at a time, and with how many warps: enough loads under way for the
-memory's full rate with one program on a multiprocessor."""
+BLOCK, WARPS = 2048, 4
+"""Elements of each sum that a program adds, and with how many warps. Larger ones reach the memory's
+rate as well, but hold up matrix products that run beside them three times as long."""
 TABLES = 4096
 """Kept at most; addresses that never settle are sent each time."""
 VECTOR = 16
@@ -62,7 +63,7 @@ def _all_sums(  # type: ignore[no-untyped-def]
     table, num_sums, scale, PARTS: tl.constexpr, ACCUMULATE: tl.constexpr, SCALE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program takes every so many-th block of every sum."""
+    """Each program takes one block of every sum, or every so many-th."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     for number in range(num_sums):
         row = table + number * (2 + PARTS)
@@ -100,31 +101,47 @@ def add_up_on_device(sums: Sequence[Sum], *, divide: float, accumulate: bool) ->
     first = sums[0]
     # A column of blocks is packed first: the kernel reads one run of elements per part.
     packed = [[part.contiguous() for part in each.parts] for each in sums]
-    rows: list[tuple[int, ...]] = [
-        (each.total.data_ptr(), each.total.numel(), *(part.data_ptr() for part in parts))
-        for each, parts in zip(sums, packed, strict=True)
-    ]
-    aligned = all(address % VECTOR == 0 for row in rows for address in (row[0], *row[2:]))
-    largest = max(row[1] for row in rows)
-    grid = (min(_processors(), max(triton.cdiv(largest, BLOCK), 1)),)
-    table = _table(tuple(rows), first.total.device)
-    types = {"IN": TYPES[first.parts[0].dtype], "OUT": TYPES[first.total.dtype]}
-    options = {**types, "ALIGNED": aligned, "BLOCK": BLOCK, "num_warps": WARPS}
-    if len(first.parts) == 1 and divide == 1 and not accumulate:
+    rows = np.array(
+        [
+            (each.total.data_ptr(), each.total.numel(), *(part.data_ptr() for part in parts))
+            for each, parts in zip(sums, packed, strict=True)
+        ],
+        np.int64,
+    )
+    types = (first.parts[0].dtype, first.total.dtype)
+    add_up_rows(rows, *types, first.total.device, divide=divide, accumulate=accumulate)
+
+
+def add_up_rows(
+    rows: Any,
+    source: torch.dtype,
+    target: torch.dtype,
+    device: torch.device,
+    *,
+    divide: float = 1.0,
+    accumulate: bool = False,
+) -> None:
+    """The same for a NumPy table of int64, a row for each sum: where it goes, elements, its parts.
+
+    All of it as addresses; each part is one run of elements of dtype `source`.
+    """
+    addresses = np.delete(rows, 1, axis=1)
+    options = {
+        "IN": TYPES[source],
+        "OUT": TYPES[target],
+        "ALIGNED": not (addresses % VECTOR).any(),
+        "BLOCK": BLOCK,
+        "num_warps": WARPS,
+    }
+    grid = (max(-(-int(rows[:, 1].max()) // BLOCK), 1),)
+    table, parts = _table(rows, device), rows.shape[1] - 2
+    if parts == 1 and divide == 1 and not accumulate:
         _cast_kernel[grid](table, len(rows), **options)
         return
     _add_up_kernel[grid](
-        table, len(rows), 1.0 / divide, PARTS=len(first.parts), ACCUMULATE=accumulate,
-        SCALE=divide != 1, **options,
+        table, len(rows), 1.0 / divide, PARTS=parts, ACCUMULATE=accumulate, SCALE=divide != 1,
+        **options,
     )  # fmt: skip
-
-
-@cache
-def _processors() -> int:
-    """Programs at most: one for each multiprocessor."""
-    if not torch.cuda.is_available():  # in the interpreter
-        return 8
-    return int(torch.cuda.get_device_properties().multi_processor_count)
 
 
 @cache
@@ -132,13 +149,14 @@ def _tables(device: torch.device) -> dict[Any, Tensor]:
     return {}
 
 
-def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+def _table(rows: Any, device: torch.device) -> Tensor:
     """The addresses on the device, without waiting for it."""
-    known = _tables(device)
-    if rows in known:
-        return known[rows]
-    host = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+    known, key = _tables(device), (rows.shape, rows.tobytes())
+    if key in known:
+        return known[key]
+    host = torch.from_numpy(rows)
+    host = host.pin_memory() if device.type == "cuda" else host.clone()
     table = host.to(device, non_blocking=True)
     if len(known) < TABLES:
-        known[rows] = table
+        known[key] = table
     return table

@@ -6,7 +6,7 @@ as the largest of these layers; the others (the root, layers that stay gathered)
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,11 +14,14 @@ import torch
 import torch.distributed as dist
 
 from collectives.config import CollectivesConfig
-from collectives.symmetric.fabric import Fabric, connect
+from collectives.symmetric.fabric import Fabric, connect, end_process
+from collectives.symmetric.transport import PeerError
 from collectives.tide.layout import Layout
 from collectives.tide.rail import RAIL_CHANNELS, Rail
-from collectives.tide.reduce_scatter import ReduceScatter
+from collectives.tide.reduce_scatter import ReduceScatter, staging_size
 from collectives.tide.slots import Slot, channels_of
+from parallel.tide.reach import Reach
+from parallel.tide.room import Needs, check_room
 
 TIMEOUT = 60.0
 """Seconds, where nobody said anything else."""
@@ -56,6 +59,8 @@ class Pool:
     config: CollectivesConfig
     node_size: int
     device: torch.device
+    reach: Reach
+    give_up: Callable[[PeerError], None] = end_process
     layers: list[Layer] = field(default_factory=list)
     slots: list[Slot] = field(default_factory=list)
     fabric: Fabric | None = None
@@ -73,7 +78,10 @@ class Pool:
             torch.no_grad(),
         ):  # what is made here outlives an evaluation
             timeout = self.config.timeout or TIMEOUT
-            self.fabric = connect(self.process_group, self.node_size, timeout, device=self.device)
+            self.fabric = connect(
+                self.process_group, self.node_size, timeout, self.config.multicast, self.device,
+                self.reach.transport or "", self.give_up,
+            )  # fmt: skip
             layouts = {layer.name: layer.lay_out() for layer in self.layers}
             rotating = [layer for layer in self.layers if layer.reshards]
             size = max((layouts[layer.name].nbytes for layer in rotating), default=0)
@@ -81,6 +89,11 @@ class Pool:
             private = [layer for layer in self.layers if not layer.reshards]
             shared = len(sizes)
             sizes += [layouts[layer.name].nbytes for layer in private]
+            if self.device.type == "cuda":
+                staging = staging_size(self.fabric.topology, self.config.chunk)
+                check_room(
+                    Needs(sizes[:shared], sizes[shared:], staging), self.process_group, self.device
+                )
             self.slots = [
                 Slot(self.fabric, self.fabric.allocate(nbytes), index, self.config.poison)
                 for index, nbytes in enumerate(sizes)

@@ -61,18 +61,23 @@ def reduce_gradients(call: Reduce, reduce: ReduceScatter, device_handle: Any) ->
     stream = call.reduce_scatter_stream
     stream.wait_stream(device_handle.current_stream())
     divide, divide_later, replicas_average = _division(call, reduce.topology.world_size)
+    sums = (
+        reduce.fabric.local.beside or stream
+    )  # where they are formed; gradients leave on `stream`
     with device_handle.stream(stream):
         if _direct(call):
             shards, accumulate = _shards_to_write(call)
             _scatter(call, reduce, shards, divide, accumulate)
-            event = stream.record_event()
-            _finish(call, None if accumulate else shards)
-            return kept, event, stream, stream.record_event(), None, None, None
+            event = sums.record_event()
+            with device_handle.stream(sums):
+                _finish(call, None if accumulate else shards)
+            return kept, event, sums, sums.record_event(), None, None, None
         output = torch.zeros(
             sum(c.shard_numel for c in call.cuts), dtype=call.reduce_dtype, device=call.device
         )
         _scatter(call, reduce, _views(call, output), divide, accumulate=False)
-        event, last = stream.record_event(), stream
+        event, last = sums.record_event(), stream
+        last.wait_stream(sums)
         all_reduce_event = None
         if call.all_reduce_group is not None:
             if call.partial_reduce_output is not None:

@@ -11,6 +11,7 @@ Groups that TIDE cannot serve stay on torch's collectives; `use_tide` says which
 """
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,10 +24,13 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives as _collective
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as _groups
 
 from collectives.config import CollectivesConfig
+from collectives.symmetric.fabric import end_process
+from collectives.symmetric.transport import PeerError
 from collectives.tide.all_gather import Gather
 from collectives.tide.layout import Cut, Layout, cut, make_layout
 from collectives.tide.slots import Slot
 from parallel.tide.pool import Pool, default_node_size
+from parallel.tide.reach import Reach, reach
 from parallel.tide.reduce import Reduce, reduce_gradients
 from parallel.tide.suitable import unsuitable
 
@@ -58,6 +62,15 @@ class Tide:
     pools: list[Pool] = field(default_factory=list)
     """One for each process group that parameters are sharded over."""
 
+    def notes(self) -> list[str]:
+        """A line for each transport, with the reason why it is not a better one."""
+        lines = [
+            f"between {pool.device.type.upper()} ranks over {pool.reach.transport}"
+            + (f" ({pool.reach.instead})" if pool.reach.instead else "")
+            for pool in self.pools
+        ]
+        return list(dict.fromkeys(lines))
+
     def close(self) -> None:
         """Say goodbye to the peers; the model cannot be run any more."""
         for pool in self.pools:
@@ -77,6 +90,7 @@ class TideLayer:
         """Under way, or in use."""
         self.put_off = False
         self.freed = 0
+        self._cuts: dict[Any, Cut] = {}
 
     # What the pool asks
 
@@ -93,8 +107,10 @@ class TideLayer:
 
     def cut(self, param: Any) -> Cut:
         """How a parameter is cut over the ranks."""
-        size = self.pool.process_group.size()
-        return cut(param._orig_size, param.fsdp_placement.dim, size)
+        if param not in self._cuts:
+            size = self.pool.process_group.size()
+            self._cuts[param] = cut(param._orig_size, param.fsdp_placement.dim, size)
+        return self._cuts[param]
 
     def lay_out(self) -> Layout:
         """See `Layer.lay_out`; dtypes are known after FSDP2's lazy start."""
@@ -202,17 +218,24 @@ class TideResult(_groups.AllGatherResult):  # type: ignore[name-defined]
 
 
 def use_tide(
-    model: nn.Module, config: CollectivesConfig | None = None, node_size: int | None = None
+    model: nn.Module,
+    config: CollectivesConfig | None = None,
+    node_size: int | None = None,
+    give_up: Callable[[PeerError], None] = end_process,
 ) -> Tide:
     """Have the FSDP2 groups of `model` (after `fully_shard`, before the first forward) use TIDE.
 
-    `node_size` is the number of consecutive ranks on a node; None: as the launcher says. Raises
-    `RuntimeError` if this torch's FSDP2 is not one that the seam knows.
+    `node_size` is the number of consecutive ranks on a node; None: as the launcher says. On GPUs, where
+    nothing can be raised while a stream waits for a rank that is silent for longer than
+    `collectives.timeout`, `give_up` is called from another thread; it must not return, and by default
+    prints the error and ends the process. Raises `RuntimeError` if this torch's FSDP2 is not one that
+    the seam knows.
     """
     _dispatch()
     config, tide = config or CollectivesConfig(name="tide"), Tide()
     node_size = node_size or default_node_size()
     pools: dict[dist.ProcessGroup, Pool] = {}
+    reached: dict[dist.ProcessGroup, Reach] = {}
     states = set()
     for name, module in model.named_modules():
         state = module._get_fsdp_state() if isinstance(module, FSDPModule) else None
@@ -221,13 +244,20 @@ def use_tide(
         states.add(state)
         for number, group in enumerate(_param_groups(state)):
             label = (name or "the root") + (f", group {number}" if number else "")
-            reason = unsuitable(group, node_size, config.transport)
+            process_group = group._all_gather_process_group
+            reason = unsuitable(group, node_size)
+            if not reason and process_group not in reached:
+                ranks = dist.get_process_group_ranks(process_group)
+                reached[process_group] = reach(group.device, config.transport, ranks, node_size)
+            if not reason and reached[process_group].transport is None:
+                reason = reached[process_group].reason
             if reason:
                 tide.stayed[label] = reason
                 continue
-            process_group = group._all_gather_process_group
             if process_group not in pools:
-                pools[process_group] = Pool(process_group, config, node_size, group.device)
+                pools[process_group] = Pool(
+                    process_group, config, node_size, group.device, reached[process_group], give_up
+                )
                 tide.pools.append(pools[process_group])
             layer = TideLayer(pools[process_group], group, label, state)
             pools[process_group].layers.append(layer)
@@ -259,7 +289,8 @@ def _dispatch() -> None:
     _fsdp_param_group.foreach_all_gather_copy_out = partial(
         _copy_out, _fsdp_param_group.foreach_all_gather_copy_out
     )
-    _fsdp_param_group.foreach_reduce = partial(_reduce, _fsdp_param_group.foreach_reduce)
+    stock = _fsdp_param_group.foreach_reduce
+    _fsdp_param_group.foreach_reduce = partial(_reduce, stock, len(_return_types(stock)))
 
 
 def _all_gather(
@@ -287,7 +318,7 @@ def _copy_out(stock: Any, result: Any, *rest: Any, **extra: Any) -> None:
         stock(result, *rest, **extra)
 
 
-def _reduce(stock: Any, *given: Any, **named: Any) -> Any:
+def _reduce(stock: Any, num_returned: int, *given: Any, **named: Any) -> Any:
     arguments = dict(zip(EXPECTED["foreach_reduce"], given, strict=False), **named)
     comm = arguments["reduce_scatter_comm"]
     mixed = len({grad.dtype for grad in arguments["unsharded_grads"]}) > 1
@@ -295,7 +326,7 @@ def _reduce(stock: Any, *given: Any, **named: Any) -> Any:
         return stock(*given, **named)
     # torch 2.11 returns six values; later ones the stream of the last reduction, too, in third place.
     values = comm.reduce(arguments)
-    return values if len(_return_types(stock)) == len(values) else values[:2] + values[3:]
+    return values if num_returned == len(values) else values[:2] + values[3:]
 
 
 def _return_types(function: Any) -> tuple[Any, ...]:

@@ -1,11 +1,9 @@
 """Which FSDP2 groups TIDE can serve, and why it cannot serve the others."""
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as _collectives
 from torch.distributed.fsdp._fully_shard import _fsdp_param_group as _groups
@@ -16,17 +14,8 @@ _fsdp_collectives: Any = _collectives
 _fsdp_param_group: Any = _groups
 
 
-def unsuitable(group: Any, node_size: int, transport: str) -> str | None:
-    """Why TIDE cannot serve a parameter group over `transport`, or None."""
-    reason = _unsuitable(group, node_size)
-    if reason:
-        return reason
-    ranks = dist.get_process_group_ranks(group._all_gather_process_group)
-    return unreachable(group.device, transport, ranks, node_size)
-
-
-def _unsuitable(group: Any, node_size: int) -> str | None:
-    """Why TIDE cannot serve a group, or None."""
+def unsuitable(group: Any, node_size: int) -> str | None:
+    """Why TIDE cannot serve a parameter group, whatever the transport, or None."""
     if not isinstance(group.mesh_info, _fsdp_param_group.FSDPMeshInfo):
         return "it is replicated, not sharded"
     ranks = dist.get_process_group_ranks(group._all_gather_process_group)
@@ -45,31 +34,6 @@ def _unsuitable(group: Any, node_size: int) -> str | None:
     if type(group._reduce_scatter_comm) is not _fsdp_collectives.DefaultReduceScatter:
         return f"it has the reduce-scatter {type(group._reduce_scatter_comm).__name__}"
     return _unsuitable_params(group, ranks, node_size)
-
-
-def unreachable(
-    device: torch.device, transport: str, ranks: Sequence[int], node_size: int
-) -> str | None:
-    """Why no transport joins `ranks`, each with a device like this one, or None."""
-    fits = {"cpu": ("auto", "shm"), "cuda": ("symm_mem",)}.get(device.type)
-    if fits is None:
-        return f"there is no transport for {device.type}"
-    if device.type == "cuda" and transport == "auto":
-        return (
-            "collectives.transport=symm_mem uses copy engines, where a hanging rank goes unnoticed"
-        )
-    if transport not in fits:
-        return f"collectives.transport={transport} is not for {device.type}"
-    if device.type == "cpu":
-        return None
-    if len({rank // node_size for rank in ranks}) > 1:
-        return "there is no transport between GPUs of several nodes yet"
-    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
-        return "CUDA_DEVICE_MAX_CONNECTIONS=1 would have its streams wait for each other"
-    others = [n for n in range(torch.cuda.device_count()) if n != device.index]
-    if not all(torch.cuda.can_device_access_peer(device.index, other) for other in others):
-        return "its GPUs cannot reach each other's memory"
-    return None
 
 
 def _unsuitable_params(group: Any, ranks: Sequence[int], node_size: int) -> str | None:

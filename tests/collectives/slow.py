@@ -124,7 +124,7 @@ class Throttled(PointToPoint):
             super().flush()
 
 
-def connect(group=None, node_size=8, timeout=20.0, multicast=False, device=None):
+def connect(group=None, node_size=8, timeout=20.0, multicast=False, *_):
     """As `collectives.symmetric.fabric.connect`, out of slow parts."""
     group = group or dist.group.WORLD
     topology = make_topology(dist.get_process_group_ranks(group), group.rank(), node_size)

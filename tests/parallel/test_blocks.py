@@ -34,6 +34,8 @@ def test_large_untied_embeddings_are_groups_of_their_own_and_tied_ones_are_not()
     untied = llama(tie_embeddings=False, vocab_size=1000)
     names = [name for name, _ in large_leaves(untied, find_blocks(untied))]
     assert names == ["model.embed_tokens", "lm_head"]
+    small = llama(tie_embeddings=False, vocab_size=10)
+    assert large_leaves(small, find_blocks(small)) == []
     tied = llama(tie_embeddings=True, vocab_size=1000)
     assert large_leaves(tied, find_blocks(tied)) == []
 

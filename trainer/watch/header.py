@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from collectives.nccl import running_version, version_text
 from trainer.config import Config
 from trainer.launch import Invocation
 from trainer.plan import Plan
@@ -100,5 +101,5 @@ def versions() -> str:
     """The versions that matter when a figure is to be understood later."""
     nccl = ""
     if torch.cuda.is_available():
-        nccl = ", NCCL " + ".".join(str(part) for part in torch.cuda.nccl.version())
+        nccl = ", " + version_text(running_version())
     return f"torch {torch.__version__}{nccl}"

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from collectives.tide import reuse as reuse_
 from collectives.tide.all_gather import Gather
 from collectives.tide.layout import cut, make_layout
 from collectives.tide.rail import Rail
@@ -45,7 +46,7 @@ def check_gather(node_size, rounds, multicast):
     layout = make_layout(size, [(cut(*s, size), d) for s, d in zip(shapes, dtypes, strict=True)])
     slots = [Slot(fabric, fabric.allocate(layout.nbytes), i, poison=True) for i in range(2)]
     rail = make_rail(fabric, channels_of(2))
-    gathers = [Gather(slots[n % 2], layout, rail, piece=48) for n in range(5)]
+    gathers = [Gather(slots[n % 2], layout, rail, piece=48, whole=0) for n in range(5)]
     for turn in range(rounds):
         layer = turn % 5
         wholes = wholes_of(layer, shapes)
@@ -134,6 +135,7 @@ def ordered_sum(grads, topology):
 
 
 def check_reduce(node_size, dtype, chunk, rounds, reuse, accumulate):
+    reuse_.WHOLE = 0  # several groups, small as they are
     fabric = connect(node_size=node_size)
     size, rank = fabric.topology.world_size, fabric.topology.rank
     shapes = [((5, 3), 0), ((1, 4), 0), ((8,), 0), ((6, 2 * size), 1), ((257,), 0)]
@@ -182,13 +184,13 @@ def check_when_gradients_are_free(reuse):
     grads = [torch.ones(64, 8, dtype=torch.bfloat16)]
     memory = weakref.ref(grads[0].untyped_storage())
     seen = []
-    original = ReduceScatter._sum_and_cross
+    original = ReduceScatter.sum_and_cross
 
     def watched(self, *args):
         seen.append(memory() is None)
         original(self, *args)
 
-    ReduceScatter._sum_and_cross = watched
+    ReduceScatter.sum_and_cross = watched
     reduce(grads, [shape], [torch.zeros(256)], slot=slot, tenant="x")
     finish(fabric)
     return seen[0], memory() is None

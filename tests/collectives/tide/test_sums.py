@@ -7,7 +7,8 @@ import sys
 import pytest
 import torch
 
-from collectives.tide.sums import Sum, add_up, cast
+from collectives.tide.addresses import UNKNOWN, Table
+from collectives.tide.sums import Sum, add_up
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -61,31 +62,35 @@ def compare(device):
                     assert torch.equal(a.total.cpu(), b.total), (parts, dtype, out, accumulate)
 
 
-def check_cast(device):
-    for source, place in [(torch.float32, torch.bfloat16), (torch.float32, torch.float32),
-                          (torch.bfloat16, torch.float16)]:  # fmt: skip
-        sources = [torch.randn(1, n, device=device).to(source) for n in (5, 0, 40000)]
-        sources.append(torch.randn(4, 6, device=device).to(source))
-        places = [torch.zeros(s.shape, dtype=place, device=device) for s in sources[:3]]
-        wide = torch.zeros(4, 12, dtype=place, device=device)
-        for with_rows_apart in (False, True):
-            targets = [*places, wide[:, 3:9]] if with_rows_apart else places
-            cast(sources[: len(targets)], targets)
-            for s, p in zip(sources, targets, strict=False):
-                assert torch.equal(p, s.to(place))
-                p.zero_()
-        assert not wide.any()
-
-
-def test_shards_are_cast_into_their_places():
-    check_cast("cpu")
+def check_tables(device):
+    """Sums of runs of two tensors, some of whose addresses come with the call."""
+    for dtype, out, accumulate in [
+        (torch.float32, torch.bfloat16, False), (torch.bfloat16, torch.float32, True),
+    ]:  # fmt: skip
+        runs = [(0, 3, 5000, 10), (1, 0, 1, 0), (1, 16, 30000, 2)]  # tensor, begin, numel, target
+        staged = torch.randn(40000, device=device).to(dtype)
+        rows = [[UNKNOWN, n, staged[begin:].data_ptr(), UNKNOWN] for _, begin, n, _ in runs]
+        tensors, begins, _, targets = zip(*runs, strict=True)
+        table = Table.of(rows, tensors, begins, 1, targets)
+        for _ in range(2):  # addresses change, the table does not
+            given = [torch.randn(40000, device=device).to(dtype) for _ in range(2)]
+            got = [torch.ones(40000, dtype=out, device=device) for _ in range(2)]
+            expected = [each.clone() for each in got]
+            for tensor, begin, n, target in runs:
+                total = staged[begin : begin + n].float() + given[tensor][begin : begin + n].float()
+                where = expected[tensor][target : target + n]
+                where.copy_(total / 2 + (where.float() if accumulate else 0))
+            table.add_up(given, got, out, divide=2.0, accumulate=accumulate)
+            for a, b in zip(got, expected, strict=True):
+                tolerance = 2**-7 if device == "cpu" and out == torch.bfloat16 else 0
+                torch.testing.assert_close(a, b, rtol=tolerance, atol=0)
 
 
 @pytest.mark.slow
 def test_the_kernel_equals_the_reference_in_the_interpreter():
     pytest.importorskip("triton")
     done = subprocess.run(
-        [sys.executable, "-c", "from tests.collectives.tide.test_sums import compare; compare('cpu')"],
+        [sys.executable, "-c", "from tests.collectives.tide.test_sums import *; compare('cpu'); check_tables('cpu')"],
         env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -95,4 +100,4 @@ def test_the_kernel_equals_the_reference_in_the_interpreter():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_kernel_equals_the_reference_on_the_gpu():
     compare("cuda")
-    check_cast("cuda")
+    check_tables("cuda")

@@ -150,10 +150,12 @@ def writes_through_the_parameters():
 
     def init(self):
         original(self)
-        self._places = [
-            whole.as_strided((b.rows, b.width), (b.pitch, 1), (b.offset - begin) // b.dtype.itemsize)
-            for whole, b, begin in zip(self.tensors, self._own, self.layout.offsets, strict=True)
-        ]  # fmt: skip
+        for portion in self._own:
+            for number, part in enumerate(portion.parts):
+                block, whole = part.block, self.tensors[part.tensor]
+                begin = (block.offset - self.layout.offsets[part.tensor]) // block.dtype.itemsize
+                view = whole.as_strided((block.rows, block.width), (block.pitch, 1), begin)
+                portion.places[number] = view
 
     return replaced(all_gather.Gather, "__post_init__", init)
 
@@ -205,7 +207,7 @@ def meets_silence():
 
 
 def waits_for_ever():
-    def wait(self, peer, channel, value):
+    def wait(self, peer, channel, value, about=""):
         link = self._sockets[peer]
         link.settimeout(None)
         while self._seen.get((peer, channel), 0) < value:

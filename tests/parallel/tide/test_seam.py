@@ -10,8 +10,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param_group
 
 from collectives.config import CollectivesConfig
+from parallel.tide import reach as reaching
 from parallel.tide import seam, use_tide
-from parallel.tide.suitable import unreachable
+from parallel.tide.reach import Reach, reach
 from tests.parallel.tide.training import Case, Toy, batch, build, loss_of, replaced, train
 from tests.ranks import run_ranks
 
@@ -203,23 +204,40 @@ def test_another_fsdp2_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("device", "transport", "says"),
     [
-        ("cpu", "auto", None),
         ("cpu", "symm_mem", "collectives.transport=symm_mem is not for cpu"),
-        ("cuda", "auto", "collectives.transport=symm_mem uses copy engines"),
         ("cuda", "shm", "collectives.transport=shm is not for cuda"),
         ("mps", "auto", "there is no transport for mps"),
     ],
 )
-def test_devices_and_their_transports(device, transport, says):
-    reason = unreachable(torch.device(device), transport, [0, 1], node_size=2)
-    assert reason is None if says is None else reason.startswith(says)
+def test_devices_that_no_transport_fits(device, transport, says):
+    assert reach(torch.device(device), transport, [0, 1], node_size=2) == Reach(None, says)
+
+
+def test_cpu_ranks_share_memory():
+    assert reach(torch.device("cpu"), "auto", [0, 1], node_size=2) == Reach("shm")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "problem", "found"),
+    [
+        ("auto", None, Reach("nccl")),
+        ("nccl", None, Reach("nccl")),
+        ("symm_mem", None, Reach("symm_mem")),
+        ("symm_mem", "NCCL is old", Reach("symm_mem")),
+        ("auto", "NCCL is old", Reach("symm_mem", instead="not nccl: NCCL is old")),
+        ("nccl", "NCCL is old", Reach("symm_mem", instead="not nccl: NCCL is old")),
+    ],
+)
+def test_gpus_take_the_best_transport_there_is(monkeypatch, wanted, problem, found):
+    monkeypatch.setattr(reaching, "unusable", lambda: problem)
+    assert reach(torch.device("cuda", 0), wanted, [0, 1], node_size=2) == found
 
 
 def test_gpus_that_cannot_be_joined_are_named(monkeypatch):
     gpu = torch.device("cuda", 0)
-    assert "of several nodes" in unreachable(gpu, "symm_mem", [0, 1], node_size=1)
+    assert "of several nodes" in reach(gpu, "symm_mem", [0, 1], node_size=1).reason
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in unreachable(gpu, "symm_mem", [0, 1], node_size=2)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in reach(gpu, "symm_mem", [0, 1], node_size=2).reason
 
 
 def test_unknown_transports_are_refused():

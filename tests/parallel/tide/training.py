@@ -177,7 +177,7 @@ def build(case, collectives):
                 module.set_custom_reduce_scatter(OrderedReduceScatter(case.node_size, case.factor))
     if collectives == "tide":
         chunk = 100 if case.node_size == 8 else 1000  # the network is slow
-        transport = "symm_mem" if DEVICE == "cuda" else "auto"
+        transport = os.environ.get("SPRINGTIDE_TEST_TRANSPORT", "auto")
         options = {
             "transport": transport,
             "chunk": chunk,

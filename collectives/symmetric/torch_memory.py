@@ -1,0 +1,24 @@
+"""Memory that all GPUs of a machine have mapped, from torch's symmetric memory."""
+
+import torch
+import torch.distributed as dist
+
+from collectives.symmetric.copy_engine import Mapped
+from collectives.torch_private import allocate_symmetric
+
+
+class TorchMemory:
+    """See `copy_engine.Memory`. Needs nothing but torch; has no multicast addresses."""
+
+    name, multicast = "symm_mem", False
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+
+    def allocate(self, nbytes: int) -> Mapped:
+        """See `Memory.allocate`."""
+        memory, addresses = allocate_symmetric(nbytes, self._device, self._group)
+        return Mapped(addresses, None, memory)
+
+    def close(self) -> None:
+        """See `Memory.close`."""
