@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from collectives.nccl import running_version, version_text
+
 
 def machine(device: str) -> dict[str, Any]:
     """The device by name and number, and the processor."""
@@ -34,7 +36,7 @@ def versions() -> dict[str, str]:
     )  # fmt: skip
     nccl = ""
     if torch.cuda.is_available():
-        nccl = ".".join(str(part) for part in torch.cuda.nccl.version())
+        nccl = version_text(running_version()).removeprefix("NCCL ")
     return {
         "torch": torch.__version__,
         "nccl": nccl,

@@ -23,6 +23,9 @@ class CollectivesConfig:
     """tide: layers that may be gathered at the same time; null: one more than are prefetched."""
     slot_reuse: bool | None = None
     """tide: stage gradients in the slots of layers that are done; null: on GPUs."""
+    cast_ahead: bool | None = None
+    """tide: cast all shards when a forward pass begins, and keep them for the backward pass, for two
+    bytes of memory for each parameter of a rank's shards in bf16; null: on GPUs."""
     chunk: int = 1048576
     """tide: elements that a staging buffer of the reduce-scatter holds."""
     pacing: int = 4

@@ -41,7 +41,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> n
             reshard_after_forward=config.reshard_after_forward,
         )
     fully_shard(model, mesh=sub_mesh, mp_policy=policy)
-    prefetch_layers([block for _, block in blocks], config.prefetch)
+    prefetch_layers([block for _, block in blocks], config.prefetch or 0)
     # What runs first is on its way before its turn: nothing else would hide it.
     first = [leaf for _, leaf in leaves[:1]] + [block for _, block in blocks[:1]]
     assert isinstance(model, FSDPModule)
@@ -68,14 +68,15 @@ def choose_collectives(
     model: nn.Module,
     config: CollectivesConfig,
     node_size: int | None,
+    prefetch: int | None,
     timeout: float,
     give_up: Callable[[Exception], None],
 ) -> list[str]:
     """Have the groups of a parallelized model use the configured collectives.
 
-    `node_size` None: as the launcher says; `timeout` holds where the configuration has none; `give_up`
-    ends the process when a GPU waits for a silent rank. Returns lines that say which way data takes,
-    and why some groups stay on torch's collectives.
+    `node_size` None: as the launcher says; `prefetch` None: what suits them; `timeout` holds where the
+    configuration has none; `give_up` ends the process when a GPU waits for a silent rank. Returns lines
+    that say which way data takes, and why some groups stay on torch's collectives.
     """
     if config.name == "stock":
         return []
@@ -84,6 +85,8 @@ def choose_collectives(
     config = replace(config, timeout=config.timeout or timeout)
     groups: dict[str, list[str]] = {}
     tide = use_tide(model, config, node_size, give_up)
+    if prefetch is None and tide.pools:
+        prefetch_layers([block for _, block in find_blocks(model)], 1)
     for name, reason in tide.stayed.items():
         groups.setdefault(reason, []).append(name)
     return tide.notes() + [

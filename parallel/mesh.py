@@ -43,8 +43,9 @@ class ParallelConfig:
     reshard_after_forward: bool | int = True
     """Give gathered layers back after the forward pass and gather them again in the backward; a number:
     keep them sharded over so many ranks in between."""
-    prefetch: int = 0
-    """Layers gathered ahead of the one in use; 0: none forwards and one backwards, FSDP2's way."""
+    prefetch: int | None = None
+    """Layers gathered ahead of the one in use; 0: none forwards and one backwards, FSDP2's way; null:
+    one on TIDE, which has the memory for it anyway, and FSDP2's way elsewhere."""
     node_size: int | None = None
     """Ranks on a node, counted in order; null: as the launcher says."""
     reduce_every_micro_batch: bool = False
@@ -60,7 +61,8 @@ class ParallelConfig:
         if self.shard is not None:
             at_least("parallel.shard", self.shard, 1)
         at_least("parallel.sequence.size", self.sequence.size, 1)
-        at_least("parallel.prefetch", self.prefetch, 0)
+        if self.prefetch is not None:
+            at_least("parallel.prefetch", self.prefetch, 0)
         if not isinstance(self.reshard_after_forward, bool):
             at_least("parallel.reshard_after_forward", self.reshard_after_forward, 2)
         if self.node_size is not None:

@@ -229,9 +229,11 @@ def _build_model(
     """The sharded model with its weights, and notes for the header."""
     model = task.build_model()
     parallelize(model, mesh, config.parallel)
+    parallel = config.parallel
     notes = choose_collectives(
-        model, config.collectives, config.parallel.node_size, config.launch.timeout, end_rank
-    )
+        model, config.collectives, parallel.node_size, parallel.prefetch, config.launch.timeout,
+        end_rank,
+    )  # fmt: skip
     materialize(model, device, task.init_weights, config.trainer.seed)
     folder = task.weights_folder()
     if folder is not None:

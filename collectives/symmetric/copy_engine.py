@@ -18,7 +18,12 @@ from torch import Tensor
 from collectives.symmetric import cuda_driver as cuda
 from collectives.symmetric.transport import PeerError, Put, Region, silent
 from collectives.symmetric.watchdog import Watchdog
-from collectives.torch_private import tensor_at
+from collectives.torch_private import (
+    current_stream_numbers,
+    set_stream,
+    stream_numbers,
+    tensor_at,
+)
 
 CHANNELS = 4096
 """Flags from each peer; the largest model has a few per layer."""
@@ -103,6 +108,8 @@ class CopyEngines:
         self._flags = self.allocate(self.world_size * CHANNELS * FLAG)
         self.beside = torch.cuda.Stream(device)
         """Of the lowest priority: small kernels there do not hold up the layers' own."""
+        self._beside_handle = self.beside.cuda_stream
+        self._beside_numbers = stream_numbers(self.beside)
         ranks = dist.get_process_group_ranks(group)
 
         def late(peer: int, about: str) -> None:
@@ -188,17 +195,22 @@ class CopyEngines:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """See `SymmetricMemory.aside`."""
-        self.beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.beside):
+        cuda.Mark().hold(self._beside_handle)
+        here = current_stream_numbers(self._device.index)
+        set_stream(self._beside_numbers)
+        try:
             yield
+        finally:
+            set_stream(here)
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> cuda.Mark:
         """See `Link.mark`."""
-        return torch.cuda.current_stream().record_event()
+        return cuda.Mark()
 
-    def after(self, mark: torch.cuda.Event) -> None:
+    def after(self, mark: cuda.Mark | None) -> None:
         """See `Link.after`."""
-        torch.cuda.current_stream().wait_event(mark)
+        if mark is not None:
+            mark.hold_current()
 
     def flush(self) -> None:
         """See `Link.flush`: what follows on the stream is ordered by it."""

@@ -93,7 +93,7 @@ class Link(Protocol):
         ...
 
     def after(self, mark: Any) -> None:
-        """What follows here comes after `mark`."""
+        """What follows here comes after `mark`; None: after anything."""
         ...
 
     def flush(self) -> None:
@@ -130,7 +130,10 @@ class SymmetricMemory(Link, Protocol):
         ...
 
     def send(self, prepared: Any, sources: Sequence[Tensor]) -> None:
-        """Do the puts that were prepared, in their order, out of `sources` (contiguous, 1-D)."""
+        """Do the puts that were prepared, in their order, out of `sources` (contiguous, 1-D).
+
+        Those to this rank itself are over for whatever follows.
+        """
         ...
 
     def aside(self) -> AbstractContextManager[None]:

@@ -32,11 +32,13 @@ class Portion:
 
     parts: list[Part]
     places: list[Tensor]
-    """Where the parts go in this rank's own slot."""
+    """Where the parts are cast to: their places in this rank's own slot, or what is kept of them."""
     puts: Any
-    """To the neighbours, as the link wants them."""
+    """From there to the neighbours, as the link wants them."""
     table: Table | None
     """To cast it in one launch, where that can be done."""
+    mark: Any = None
+    """When it had been cast."""
 
 
 @dataclass
@@ -45,6 +47,8 @@ class Gather:
 
     `members`, neighbours in the order of their shards, gather among themselves; None: the whole
     group does. `piece` is the largest put between nodes, `whole` what is not worth portions, in bytes.
+    With `keep`, shards are cast into memory of their own, which is still there for another gather, and
+    may be cast before their turn (`cast`).
     """
 
     slot: Slot
@@ -53,8 +57,11 @@ class Gather:
     piece: int = 1 << 23
     whole: int = 1 << 26
     members: list[int] | None = None
+    keep: bool = False
     tensors: list[Tensor] = field(init=False)
     """The gathered tensors, padded and 1-D."""
+    kept: list[Tensor] | None = field(init=False, default=None)
+    """This rank's shards of them, packed."""
 
     def __post_init__(self) -> None:
         slot, topology = self.slot, self.slot.fabric.topology
@@ -65,20 +72,26 @@ class Gather:
         self.tensors = self.layout.tensors(self._region, topology.local)
         rank = topology.rank if self.members is None else self.members.index(topology.local)
         own = self.layout.blocks(rank)
+        if self.keep:
+            self.kept = [
+                torch.empty(block.rows * block.width, dtype=block.dtype, device=whole.device)
+                for block, whole in zip(own, self.tensors, strict=True)
+            ]
         shares = SHARES if sum(block.nbytes for block in own) > self.whole else SHARES[:1]
         self._own = [self._prepare(parts) for parts in portions(own, shares) if parts]
+        whole = [Part(tensor, 0, block) for tensor, block in enumerate(own)]
+        puts = [self._put(part, topology.local) for part in whole] if self.keep else []
+        self._into_own = slot.fabric.local.prepare(puts, self._region)
 
     def _prepare(self, parts: list[Part]) -> Portion:
-        # Views of their own: a write through the gathered tensors would count as a modification of
-        # the parameters, and autograd refuses those.
-        local = self.slot.fabric.topology.local
-        places = [part.block.view(self._region, local) for part in parts]
-        puts = [
-            _put(part.tensor, part.block, self.layout.offsets[part.tensor], peer)
-            for peer in self._peers
-            for part in parts
-        ]
-        link = self.slot.fabric.local
+        link, local = self.slot.fabric.local, self.slot.fabric.topology.local
+        if self.kept is not None:
+            places = [_run(self.kept[part.tensor], part) for part in parts]
+        else:
+            # Views of their own: a write through the gathered tensors would count as a modification of
+            # the parameters, and autograd refuses those.
+            places = [part.block.view(self._region, local) for part in parts]
+        puts = [self._put(part, peer) for peer in self._peers for part in parts]
         table = None
         dtypes = {place.dtype for place in places}
         if link.on_stream and len(dtypes) == 1 and all(place.is_contiguous() for place in places):
@@ -87,29 +100,60 @@ class Gather:
             table = Table.of(rows, [part.tensor for part in parts], begins, 0, None)
         return Portion(parts, places, link.prepare(puts, self._region), table)
 
+    def _put(self, part: Part, peer: int) -> Put:
+        """A part of the shard, to its place in a slot."""
+        block = part.block
+        size = block.dtype.itemsize
+        width, pitch = block.width * size, block.pitch * size
+        if self.keep:
+            begin, step = part.begin * size, width
+        else:
+            begin, step = block.offset - self.layout.offsets[part.tensor], pitch
+        return Put(part.tensor, begin, block.rows, width, step, peer, block.offset, pitch)
+
     @torch.no_grad()
-    def start(self, shards: Sequence[Tensor], tenant: str) -> None:
-        """Write this rank's `shards` everywhere; `wait` completes the gather.
+    def cast(self, shards: Sequence[Tensor]) -> None:
+        """Cast this rank's `shards` to where the puts take them from; beside what else is done.
 
         A shard may have another dtype than its place in the slot: placing it is the cast.
         """
         local = self.slot.fabric.local
-        self.slot.acquire(tenant)
-        marks = []
+        if self.keep:
+            local.flush()  # what is kept may still be on its way
         with local.aside():
             for portion in self._own:
                 _cast(portion, shards)
-                marks.append(local.mark())
-        for portion, mark in zip(self._own, marks, strict=True):
-            local.after(mark)
+                portion.mark = local.mark()
+
+    @torch.no_grad()
+    def start(self, shards: Sequence[Tensor] | None, tenant: str) -> None:
+        """Write this rank's `shards` everywhere; `wait` completes the gather.
+
+        None: those that were cast last, and kept.
+        """
+        local = self.slot.fabric.local
+        self.slot.acquire(tenant)
+        if shards is not None:
+            self.cast(shards)
+        sources = self.kept if self.kept is not None else self.tensors
+        own = None
+        if self.keep and not self._multicast:
+            with local.aside():  # after the cast
+                local.send(self._into_own, sources)
+                own = local.mark()
+            if self.slot.fabric.network is not None:
+                local.after(own)  # what travels is taken from the slot
+        for portion in self._own:
+            local.after(portion.mark)
             if self._multicast:
                 for part, place in zip(portion.parts, portion.places, strict=True):
                     local.put_all(place, self._region, part.block.offset, part.block.pitch)
             else:
-                local.send(portion.puts, self.tensors)
+                local.send(portion.puts, sources)
         if self.members is None and self.slot.fabric.network is not None:
             self._travel()
         self.slot.announce(self._peers)
+        local.after(own)
 
     def wait(self) -> None:
         """Until the whole layer is in this rank's slot."""
@@ -158,15 +202,11 @@ def _cast(portion: Portion, shards: Sequence[Tensor]) -> None:
         # Torch makes dozens of small launches, and each waits for multiprocessors beside a product.
         portion.table.add_up(shards, None, portion.places[0].dtype)
         return
-    sources = [
-        shards[part.tensor].view(-1)[part.begin : part.begin + place.numel()].view(place.shape)
-        for part, place in zip(portion.parts, portion.places, strict=True)
-    ]
+    sources = [_run(shards[part.tensor].view(-1), part) for part in portion.parts]
     torch._foreach_copy_(portion.places, sources)
 
 
-def _put(tensor: int, block: Block, start: int, peer: int) -> Put:
-    """A block of a tensor that begins at byte `start`, from one slot to the same place in another."""
-    size = block.dtype.itemsize
-    step, width = block.pitch * size, block.width * size
-    return Put(tensor, block.offset - start, block.rows, width, step, peer, block.offset, step)
+def _run(flat: Tensor, part: Part) -> Tensor:
+    """A part of a packed shard."""
+    rows, width = part.block.rows, part.block.width
+    return flat[part.begin : part.begin + rows * width].view(rows, width)

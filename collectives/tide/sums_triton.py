@@ -1,8 +1,8 @@
 """The sums of `collectives.tide.sums` on a GPU: all sums of a call in one launch of few programs.
 
 Addresses travel in a table, so any number of tensors, wherever they lie, take one launch; tables are
-kept, since the allocator hands out the same addresses step after step. Programs are small and live for
-microseconds, so that the kernels of layers, which want whole multiprocessors, get theirs in between.
+kept, since the allocator hands out the same addresses step after step. There is no more than one
+program on a multiprocessor, so that small kernels of layers find room beside it.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from collectives.tide.sums import Sum
 
-BLOCK, WARPS = 2048, 4
-"""Elements of each sum that a program adds, and with how many warps. Larger ones reach the memory's
-rate as well, but hold up matrix products that run beside them three times as long."""
+BLOCK, WARPS = 16384, 16
+"""Elements that a program adds at a time, and with how many warps: enough loads under way for the
+memory's full rate with one program on a multiprocessor. Thousands of short programs reach it as well,
+but every kernel that comes after them waits until the last has begun."""
 TABLES = 4096
 """Kept at most; addresses that never settle are sent each time."""
 VECTOR = 16
@@ -63,7 +64,7 @@ def _all_sums(  # type: ignore[no-untyped-def]
     table, num_sums, scale, PARTS: tl.constexpr, ACCUMULATE: tl.constexpr, SCALE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program takes one block of every sum, or every so many-th."""
+    """Each program takes every so many-th block of every sum."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     for number in range(num_sums):
         row = table + number * (2 + PARTS)
@@ -133,7 +134,7 @@ def add_up_rows(
         "BLOCK": BLOCK,
         "num_warps": WARPS,
     }
-    grid = (max(-(-int(rows[:, 1].max()) // BLOCK), 1),)
+    grid = (min(max(-(-int(rows[:, 1].max()) // BLOCK), 1), _processors()),)
     table, parts = _table(rows, device), rows.shape[1] - 2
     if parts == 1 and divide == 1 and not accumulate:
         _cast_kernel[grid](table, len(rows), **options)
@@ -142,6 +143,14 @@ def add_up_rows(
         table, len(rows), 1.0 / divide, PARTS=parts, ACCUMULATE=accumulate, SCALE=divide != 1,
         **options,
     )  # fmt: skip
+
+
+@cache
+def _processors() -> int:
+    """Programs at most: one for each multiprocessor."""
+    if not torch.cuda.is_available():  # in the interpreter
+        return 8
+    return int(torch.cuda.get_device_properties().multi_processor_count)
 
 
 @cache

@@ -137,6 +137,12 @@ class Pool:
         return self.device.type == "cuda" if configured is None else configured
 
     @property
+    def cast_ahead(self) -> bool:
+        """Whether shards are cast before their turn, and kept."""
+        configured = self.config.cast_ahead
+        return self.device.type == "cuda" if configured is None else configured
+
+    @property
     def slot_nbytes(self) -> int:
         """Symmetric memory of the slots on this rank."""
         return sum(slot.memory.nbytes for slot in self.slots)

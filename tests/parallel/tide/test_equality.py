@@ -35,6 +35,21 @@ TWO_RANKS = {
     "vectors of one element": Case("toy"),
     "unused on every rank": Case("toy", unused=True, accumulation=2),
     "a block left out": Case("toy", skip=True),
+    "cast in turn": Case("toy", parallel=BF16, tide={"cast_ahead": False}),
+    "cast ahead": Case(tide={"cast_ahead": True}),
+    "cast ahead, bf16, slot reuse, accumulation": Case(
+        parallel=BF16, tide={"cast_ahead": True, "slot_reuse": True}, accumulation=2
+    ),
+    "cast ahead, columns": Case("toy", placement=1, parallel=BF16, tide={"cast_ahead": True}),
+    "cast ahead, a block left out": Case("toy", skip=True, tide={"cast_ahead": True}),
+    "cast ahead, recomputed": Case(
+        parallel={"activation_checkpointing": "block", "prefetch": 2}, tide={"cast_ahead": True}
+    ),
+    "cast ahead, evaluation and state between": Case(evaluate=True, tide={"cast_ahead": True}),
+    "cast ahead, slow": Case("toy", parallel=BF16, slow=True, steps=5, tide={"cast_ahead": True}),
+    "cast ahead, two nodes of one": Case(
+        "toy", node_size=1, parallel=BF16, tide={"cast_ahead": True}
+    ),
     "two nodes of one": Case(node_size=1, tide={"pacing": 1}),
     "two nodes of one, bf16, slot reuse": Case(
         "toy", node_size=1, parallel=BF16, tide={"slot_reuse": True}
@@ -65,6 +80,12 @@ MORE_RANKS = {
     "4, 2 nodes of 2": (4, Case(node_size=2, parallel=BF16, steps=5)),
     "4, 2 nodes of 2, slot reuse, accumulation": (
         4, Case("toy", node_size=2, tide={"slot_reuse": True}, accumulation=2)
+    ),
+    "4, 2 nodes of 2, columns, cast ahead": (
+        4, Case("toy", node_size=2, placement=1, tide={"cast_ahead": True})
+    ),
+    "4, resharded to 2, cast ahead": (
+        4, Case("toy", reshard=2, accumulation=2, tide={"cast_ahead": True})
     ),
     "4, 2 nodes of 2, columns": (4, Case("toy", node_size=2, placement=1)),
     "4, 2 nodes of 2, resharded to 2": (4, Case("toy", node_size=2, reshard=2)),

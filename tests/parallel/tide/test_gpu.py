@@ -45,7 +45,7 @@ def every_case(names):
 
 
 def test_two_gpus_equal_torch():
-    names = [name for name, case in TWO_RANKS.items() if case.node_size == 8]
+    names = [name for name, case in TWO_RANKS.items() if case.node_size == 8 and not case.slow]
     for failed in run_ranks(2, every_case, names, timeout=280):
         assert failed == {}, "\n".join(f"{n}: {t}" for n, t in failed.items())
 
@@ -112,12 +112,15 @@ def test_models_that_come_and_go_leave_nothing_behind(transport):
 
 def check_room(transport):
     case = Case()
+    build(case, "stock")(
+        input_ids=torch.ones(1, 2, dtype=torch.int64, device="cuda")
+    )  # streams etc.
     model = build(case, "tide")
     free = torch.cuda.mem_get_info()[0]
     if dist.get_rank() == 1:
-        hog = torch.empty(free - 2**26, dtype=torch.uint8, device="cuda")
+        hog = torch.empty(free - 120 * 2**20, dtype=torch.uint8, device="cuda")
         assert hog.numel()
-    with pytest.raises(SymmetricMemoryError, match="rank 1 has 0.0.* GiB left"):
+    with pytest.raises(SymmetricMemoryError, match="rank 1 has 0.1.* GiB left"):
         one_step(case, model)
     dist.barrier()
     return transport

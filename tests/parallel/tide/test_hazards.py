@@ -18,7 +18,9 @@ from collectives.tide import all_gather, layout, reduce_scatter, slots
 from collectives.tide.layout import cut, make_layout
 from collectives.tide.slots import OrderError, Slot, SlotError
 from collectives.tide.sums import Sum
+from parallel.tide import layer as layer_module
 from parallel.tide import seam
+from parallel.tide.layer import TideLayer
 from tests.collectives import slow
 from tests.parallel.tide.training import Case, batch, both, build, loss_of, replaced
 from tests.ranks import run_ranks
@@ -53,14 +55,14 @@ def shares_an_arena():
 
 
 def lets_fsdp_free():
-    original = seam.TideLayer.enter
+    original = TideLayer.enter
 
     def enter(self, slot, its_layout):
         original(self, slot, its_layout)
         for param in self.group.fsdp_params:
             del param.free_unsharded_param
 
-    return replaced(seam.TideLayer, "enter", enter)
+    return replaced(TideLayer, "enter", enter)
 
 
 # 2. A peer overwrites a layer that is still read: rank 1 computes slowly, rank 0 gathers ahead
@@ -131,7 +133,7 @@ def meets_accumulation():
 
 
 def rebuilds_parameters():
-    original = seam.TideLayer.wait
+    original = TideLayer.wait
 
     def wait(self):
         original(self)
@@ -139,7 +141,7 @@ def rebuilds_parameters():
             if hasattr(param, "_unsharded_param"):
                 del param._unsharded_param
 
-    return replaced(seam.TideLayer, "wait", wait)
+    return replaced(TideLayer, "wait", wait)
 
 
 # 6. Version counters
@@ -271,14 +273,14 @@ def meets_replicas():
 
 
 def lets_the_buffer_go():
-    original = seam.reduce_gradients
+    original = layer_module.reduce_gradients
 
     def reduce(*args):
         values = list(original(*args))
         values[4] = torch.empty(0)
         return tuple(values)
 
-    return replaced(seam, "reduce_gradients", reduce)
+    return replaced(layer_module, "reduce_gradients", reduce)
 
 
 # 12. Nothing is allocated after the first step
@@ -301,14 +303,14 @@ def meets_allocation():
 
 
 def allocates_again():
-    original = seam.TideLayer.start
+    original = TideLayer.start
 
     def start(self):
         if self.pool.fabric is not None:
             self.pool.fabric.allocate(256)
         original(self)
 
-    return replaced(seam.TideLayer, "start", start)
+    return replaced(TideLayer, "start", start)
 
 
 # 13. Parameters that one rank does not use
