@@ -19,6 +19,9 @@ class CollectivesConfig:
     NCCL 2.31 or newer; symm_mem: between GPUs, memory from torch; auto: the first of them that works."""
     multicast: bool = False
     """tide: between GPUs over nccl, write to all of a node at once where its switch can."""
+    smallest: int | None = None
+    """tide: bytes of gathered weights below which a group stays on torch's collectives, as does one
+    whose tensors have less than a thirty-second of it on average; null: 64 MiB on GPUs, 0 elsewhere."""
     slots: int | None = None
     """tide: layers that may be gathered at the same time; null: one more than are prefetched."""
     slot_reuse: bool | None = None
@@ -38,6 +41,8 @@ class CollectivesConfig:
     def __post_init__(self) -> None:
         one_of("collectives", self.name, KINDS)
         one_of("collectives.transport", self.transport, TRANSPORTS)
+        if self.smallest is not None:
+            at_least("collectives.smallest", self.smallest, 0)
         if self.slots is not None:
             at_least("collectives.slots", self.slots, 1)
         at_least("collectives.chunk", self.chunk, 1)

@@ -39,8 +39,6 @@ class Mapped:
     """Of every rank's part, in this process."""
     multicast: int | None
     """An address where a write reaches all of them, if there is one."""
-    owner: Any
-    """Keeps the memory."""
 
 
 class Memory(Protocol):
@@ -55,7 +53,7 @@ class Memory(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what is not memory; memory goes with its last user."""
+        """Give all of it back; nobody uses it any more, here or elsewhere."""
         ...
 
 
@@ -102,7 +100,7 @@ class CopyEngines:
         timeout: float,
         give_up: Callable[[PeerError], None],
     ) -> None:
-        self.rank, self.world_size = group.rank(), group.size()
+        self.rank, self.world_size, self._group = group.rank(), group.size(), group
         self.multicast, self.memory, self._device = memory.multicast, memory, device
         self._flush = cuda.can_flush(device.index)
         self._flags = self.allocate(self.world_size * CHANNELS * FLAG)
@@ -216,6 +214,8 @@ class CopyEngines:
         """See `Link.flush`: what follows on the stream is ordered by it."""
 
     def close(self) -> None:
-        """See `Link.close`. The memory goes with its last tensor."""
+        """See `Link.close`. All ranks call it; tensors on the memory must not be used any more."""
         self._watchdog.close()
+        torch.cuda.synchronize(self._device)
+        dist.barrier(self._group, device_ids=[self._device.index])
         self.memory.close()

@@ -51,7 +51,7 @@ class NcclMemory:
             )
         addresses[self._group.rank()] = int(buffer.handle)
         multicast = window.get_lsa_multimem_device_pointer() if self.multicast else None
-        mapped = Mapped(addresses, multicast, window)
+        mapped = Mapped(addresses, multicast)
         torch.cuda.synchronize(self._device)
         tensor_at(int(buffer.handle), nbytes, torch.uint8, self._device).zero_()
         torch.cuda.synchronize(self._device)
@@ -61,8 +61,7 @@ class NcclMemory:
         return mapped
 
     def close(self) -> None:
-        """See `Memory.close`. The windows' memory goes here: tensors on it must not be used any more."""
-        torch.cuda.synchronize(self._device)
+        """See `Memory.close`."""
         for window, buffer in self._given:
             window.close()
             nccl.mem_free(buffer)

@@ -14,11 +14,14 @@ class TorchMemory:
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self._group, self._device = group, device
+        self._given: list[torch.Tensor] = []
 
     def allocate(self, nbytes: int) -> Mapped:
         """See `Memory.allocate`."""
         memory, addresses = allocate_symmetric(nbytes, self._device, self._group)
-        return Mapped(addresses, None, memory)
+        self._given.append(memory)
+        return Mapped(addresses, None)
 
     def close(self) -> None:
         """See `Memory.close`."""
+        self._given.clear()

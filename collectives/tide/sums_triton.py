@@ -64,19 +64,22 @@ def _all_sums(  # type: ignore[no-untyped-def]
     table, num_sums, scale, PARTS: tl.constexpr, ACCUMULATE: tl.constexpr, SCALE: tl.constexpr,
     IN: tl.constexpr, OUT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Each program takes every so many-th block of every sum."""
+    """Each program takes every so many-th block of all blocks of all sums, counted through."""
     program, programs = tl.program_id(0), tl.num_programs(0)
+    first = program  # this program's first block in the sum, as if the sums before were none
     for number in range(num_sums):
         row = table + number * (2 + PARTS)
         numel = tl.load(row + 1)
-        blocks = numel // BLOCK
+        whole = (numel // BLOCK).to(tl.int32)
         size = numel * 0 + BLOCK  # in 64 bits, as positions have to be
-        for block in range(program, blocks, programs):
+        for block in range(first, whole, programs):
             at = tl.multiple_of(block * size, BLOCK) + tl.arange(0, BLOCK)
             _tile(row, at, at < numel, False, PARTS, ACCUMULATE, SCALE, IN, OUT, ALIGNED, scale)
-        if (blocks % programs == program) and (blocks * BLOCK < numel):
-            at = blocks * size + tl.arange(0, BLOCK)
+        rest = (numel - whole * size > 0).to(tl.int32)
+        if (rest == 1) and (whole % programs == first):
+            at = whole * size + tl.arange(0, BLOCK)
             _tile(row, at, at < numel, True, PARTS, ACCUMULATE, SCALE, IN, OUT, ALIGNED, scale)
+        first = (first + programs - (whole + rest) % programs) % programs
 
 
 @triton.jit
@@ -134,7 +137,8 @@ def add_up_rows(
         "BLOCK": BLOCK,
         "num_warps": WARPS,
     }
-    grid = (min(max(-(-int(rows[:, 1].max()) // BLOCK), 1), _processors()),)
+    blocks = int((-(-rows[:, 1] // BLOCK)).sum())
+    grid = (min(max(blocks, 1), _processors()),)
     table, parts = _table(rows, device), rows.shape[1] - 2
     if parts == 1 and divide == 1 and not accumulate:
         _cast_kernel[grid](table, len(rows), **options)

@@ -69,7 +69,7 @@ class Tide:
         return list(dict.fromkeys(lines))
 
     def close(self) -> None:
-        """Say goodbye to the peers; the model cannot be run any more."""
+        """Say goodbye to the peers, all ranks at once; the model cannot be run any more."""
         for pool in self.pools:
             pool.close()
 

@@ -1,6 +1,7 @@
 """Which groups TIDE serves, what it says of the others, and the odd ways in which FSDP2 is used."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from collectives.config import CollectivesConfig
 from parallel.tide import reach as reaching
 from parallel.tide import seam, use_tide
 from parallel.tide.reach import Reach, reach
+from parallel.tide.suitable import too_small
 from tests.parallel.tide.training import Case, Toy, batch, build, loss_of, replaced, train
 from tests.ranks import run_ranks
 
@@ -243,3 +245,29 @@ def test_gpus_that_cannot_be_joined_are_named(monkeypatch):
 def test_unknown_transports_are_refused():
     with pytest.raises(ValueError, match=r"collectives.transport=quantum"):
         CollectivesConfig(transport="quantum")
+
+
+class SomeGroup:
+    """As much of a parameter group as its size needs."""
+
+    def __init__(self, device, *shapes):
+        policy = SimpleNamespace(param_dtype=torch.bfloat16)
+        self.device = torch.device(device)
+        self.fsdp_params = [
+            SimpleNamespace(_orig_size=torch.Size(shape), mp_policy=policy) for shape in shapes
+        ]
+
+
+@pytest.mark.parametrize(
+    ("group", "smallest", "stays"),
+    [
+        (SomeGroup("cuda", (8192,)), None, True),
+        (SomeGroup("cpu", (8192,)), None, False),
+        (SomeGroup("cuda", (8192,)), 0, False),
+        (SomeGroup("cuda", (32768, 1024)), None, False),
+        (SomeGroup("cuda", *[(1024, 1024)] * 64), None, False),
+        (SomeGroup("cuda", *[(512, 1024)] * 64), None, True),
+    ],
+)
+def test_small_groups_stay_on_gpus(group, smallest, stays):
+    assert (too_small(group, smallest) is not None) == stays
