@@ -56,7 +56,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=gpu or None)
     for number, length in enumerate(options["lengths"]):
         torch.manual_seed(1000 * number + dist.get_rank())
-        tokens = torch.randint(vocabulary, (batch, length), device=device)
+        tokens = partial(torch.randint, vocabulary, (batch, length), device=device)
         losses: list[float] = []
         step = partial(_step, model, optimizer, tokens, losses)
         warmup = [step() for _ in range(options.get("warmup", 2))]
@@ -96,8 +96,9 @@ def _build(options: Any, device: torch.device, size: int) -> tuple[Any, int]:
     return model, vocabulary
 
 
-def _step(model: Any, optimizer: Any, tokens: Any, losses: list[float]) -> dict[str, float]:
+def _step(model: Any, optimizer: Any, draw: Any, losses: list[float]) -> dict[str, float]:
     """Seconds of the whole step, of its forward and backward passes, and until the host was through."""
+    tokens = draw()
     gpu = tokens.is_cuda
     if gpu:
         torch.cuda.synchronize()

@@ -29,7 +29,7 @@ from collectives.symmetric.transport import PeerError
 from parallel.tide.layer import TideLayer
 from parallel.tide.pool import Pool, default_node_size
 from parallel.tide.reach import Reach, reach
-from parallel.tide.suitable import unsuitable
+from parallel.tide.suitable import too_small, unsuitable
 
 _fsdp_collectives: Any = _collectives
 _fsdp_param_group: Any = _groups
@@ -108,7 +108,7 @@ def use_tide(
         for number, group in enumerate(_param_groups(state)):
             label = (name or "the root") + (f", group {number}" if number else "")
             process_group = group._all_gather_process_group
-            reason = unsuitable(group, node_size)
+            reason = unsuitable(group, node_size) or too_small(group, config.smallest)
             if not reason and process_group not in reached:
                 ranks = dist.get_process_group_ranks(process_group)
                 reached[process_group] = reach(group.device, config.transport, ranks, node_size)

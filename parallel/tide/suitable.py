@@ -14,6 +14,28 @@ _fsdp_collectives: Any = _collectives
 _fsdp_param_group: Any = _groups
 
 
+SMALLEST = 1 << 26
+"""Bytes: from there on copy engines beat torch's collectives on two H200 (`docs/performance.md`)."""
+TENSORS = 32
+"""How many tensors a group of the smallest size may have: each is a put of its own."""
+
+
+def too_small(group: Any, smallest: int | None) -> str | None:
+    """Why a group would be slower with copy engines, or None; `smallest` as it is configured."""
+    if smallest is None:
+        smallest = SMALLEST if group.device.type == "cuda" else 0
+    if smallest == 0:
+        return None
+    sizes = [
+        param._orig_size.numel()
+        * (param.mp_policy.param_dtype or param._sharded_local_tensor.dtype).itemsize
+        for param in group.fsdp_params
+    ]
+    if sum(sizes) >= smallest and sum(sizes) * TENSORS >= len(sizes) * smallest:
+        return None
+    return f"it has {len(sizes)} tensors of {sum(sizes) / 2**20:.1f} MiB in all, which is little"
+
+
 def unsuitable(group: Any, node_size: int) -> str | None:
     """Why TIDE cannot serve a parameter group, whatever the transport, or None."""
     if not isinstance(group.mesh_info, _fsdp_param_group.FSDPMeshInfo):

@@ -63,7 +63,7 @@ def test_bf16_on_one_gpu_learns(tmp_path):
     "changes",
     [
         ["launch.nproc=2"],
-        ["launch.nproc=2", "trainer.micro_batch_size=1", "collectives.transport=symm_mem"],
+        ["launch.nproc=2", "trainer.micro_batch_size=1", "collectives.smallest=0"],
         ["launch.nproc=2", "parallel.replicate=2", "parallel.activation_checkpointing=selective"],
     ],
 )

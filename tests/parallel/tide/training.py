@@ -183,6 +183,7 @@ def build(case, collectives):
             "chunk": chunk,
             "timeout": 30,
             "poison": True,
+            "smallest": 0,
         } | case.tide
         pool.connect = slow.connect if case.slow else pool.connect
         tide = use_tide(model, CollectivesConfig(name="tide", **options), case.node_size)
