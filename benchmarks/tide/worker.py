@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,10 +58,13 @@ def main() -> None:
     for number, length in enumerate(options["lengths"]):
         torch.manual_seed(1000 * number + dist.get_rank())
         tokens = partial(torch.randint, vocabulary, (batch, length), device=device)
-        losses: list[float] = []
+        losses: list[torch.Tensor] = []
         step = partial(_step, model, optimizer, tokens, losses)
-        warmup = [step() for _ in range(options.get("warmup", 2))]
-        times = [step() for _ in range(options["steps"])]
+        warmup = [_finish(step()) for _ in range(options.get("warmup", 2))]
+        dist.barrier()
+        # Nobody waits between steps: the host prepares the next one while this one is under way.
+        begun = [step() for _ in range(options["steps"])]
+        times = [_finish(each) for each in begun]
         found: dict[str, Any] = {"length": length, "warmup": [t["step"] for t in warmup]}
         found |= {key: [t[key] for t in times] for key in times[0]}
         found["memory"] = _memory(used, gpu)
@@ -72,10 +76,10 @@ def main() -> None:
                 step()
             found["bytes"] = copies.bytes
         elif first:
-            found |= trace(step, options.get("timeline"))
+            found |= trace(partial(_whole, step), options.get("timeline"))
         else:
-            step()
-        found["losses"] = losses
+            _finish(step())
+        found["losses"] = [float(loss) for loss in losses]
         if first:
             print("\n" + FOUND + json.dumps(found), flush=True)
     dist.barrier()
@@ -96,32 +100,53 @@ def _build(options: Any, device: torch.device, size: int) -> tuple[Any, int]:
     return model, vocabulary
 
 
-def _step(model: Any, optimizer: Any, draw: Any, losses: list[float]) -> dict[str, float]:
-    """Seconds of the whole step, of its forward and backward passes, and until the host was through."""
+@dataclass
+class Begun:
+    """A step that has been asked for; on a GPU it may still be under way."""
+
+    marks: list[Any]
+    """Its begin, the end of its passes and its end."""
+    host: float
+    """Seconds that the host took for the passes."""
+
+
+def _step(model: Any, optimizer: Any, draw: Any, losses: list[torch.Tensor]) -> Begun:
     tokens = draw()
-    gpu = tokens.is_cuda
-    if gpu:
-        torch.cuda.synchronize()
-    dist.barrier()
+    marks = [_mark(tokens.is_cuda)]
     begin = time.perf_counter()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if gpu else []
-    for mark in marks[:1]:
-        mark.record()
     logits = model(input_ids=tokens, use_cache=False).logits
     loss = next_token_loss(logits[:, :-1], tokens[:, 1:]) / (tokens.numel() - len(tokens))
     loss.backward()
     host = time.perf_counter() - begin
-    for mark in marks[1:]:
-        mark.record()
+    marks.append(_mark(tokens.is_cuda))
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
-    losses.append(loss.item())
+    losses.append(loss.detach())
+    marks.append(_mark(tokens.is_cuda))
+    return Begun(marks, host)
+
+
+def _mark(gpu: bool) -> Any:
     if not gpu:
-        return {"step": time.perf_counter() - begin}
-    torch.cuda.synchronize()
-    step = time.perf_counter() - begin
-    return {"step": step, "passes": marks[0].elapsed_time(marks[1]) / 1000, "host": host}
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _finish(begun: Begun) -> dict[str, float]:
+    """Seconds of the whole step, of its forward and backward passes, and of the host for these."""
+    begin, middle, end = begun.marks
+    if isinstance(end, float):
+        return {"step": end - begin, "passes": middle - begin, "host": begun.host}
+    end.synchronize()
+    step, passes = begin.elapsed_time(end) / 1000, begin.elapsed_time(middle) / 1000
+    return {"step": step, "passes": passes, "host": begun.host}
+
+
+def _whole(step: Any) -> None:
+    _finish(step())
 
 
 def _memory(used: Tide | None, gpu: bool) -> dict[str, int]:
