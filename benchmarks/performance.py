@@ -51,9 +51,44 @@ GPU = """
 ## What TIDE saves on GPUs
 
 Four layers of the shape of Llama 3.1 70B with a vocabulary of 32,000, bf16 with fp32 sums, AdamW and
-clipping; separate processes. Forward and backward are timed by events, the step by the host with
-10 % and 90 % quantiles; kernels are those of one step of rank 0, summed; device memory is what the
-driver sees, slots included. Multicast is off.
+clipping; a process for each kind. In these figures every step began with all ranks waiting for each
+other; the benchmark has since been changed to let the host run ahead, as training does. Forward and
+backward passes are timed by events, the step with 10 % and 90 % quantiles; kernels are those of one
+step of rank 0, summed, and weighted by the share of the multiprocessors that their grids can take;
+device memory is what the driver sees, slots included. One round, so a few percent are noise: a process
+more or less warm. Multicast is off.
+
+`stock, symmetric memory` is FSDP2 with its all-gather in NCCL's symmetric memory by copy engines,
+rebuilt for torch 2.11, which has no switch for it. `tide` casts shards ahead and stages gradients in
+slots; the kinds below it leave one of these out, or serve one collective only.
+"""
+
+FALLS_SHORT = """
+### What falls short, and why
+
+- **8,192 tokens**: aimed at 0.90 of torch's, 0.92 measured. A trace of the step shows matrix products
+  and attention busy for all but about 18 of 366 ms. The rest is the start, where nothing can hide the
+  first layer's 2.2 ms on the wire and the host's way to it (5 to 7 ms in all), the end, where nothing
+  hides the last layer's gradients (4 to 6 ms, among it waiting for the slower of the two ranks), and
+  5 ms where sums and products take turns.
+- **Sums beside products**: aimed at +7 % for a product of one wave, see the table below. The sum reads
+  and writes 8 bytes an element and needs the memory's full rate; a product of one wave needs every
+  multiprocessor, and those that form sums are not to be had meanwhile. Tried: 16 to 132 long-lived
+  programs, thousands of short ones, streams of lower and of higher priority. Long-lived programs on
+  some of the multiprocessors hold up the whole product; short ones at equal priority go before
+  whatever is launched after them; at lower priority they starve, and the next layer's weights come
+  late (66 instead of 58 ms at 1,024 tokens).
+- **Two GPUs are the worst case for both**: what a rank casts and sums shrinks with the number of ranks.
+"""
+
+ALONE = """
+## The collectives by themselves
+
+Including what FSDP2 does around them: casts, packing, copying out, sums. Bandwidth is that of a ring,
+for the reduce-scatter in terms of torch's fp32, so that equal figures are equal times. Small groups are
+slower by copy engines, since every tensor is a put of its own; that is why groups below 64 MiB, or of
+many small tensors, stay on torch's collectives (`collectives.smallest`). In these figures a sum of many
+small tensors was still formed by one program.
 """
 
 
@@ -85,11 +120,11 @@ def gpu_part(result: dict[str, Any]) -> str:
     summary, versions = result["summary"], result["versions"]
     ratios = []
     for name, each in summary.items():
-        kind, _, length = name.partition(", ")
+        kind, _, length = name.rpartition(", ")
         if kind != "stock":
             stock = summary[f"stock, {length}"]
-            passes = each["ms_forward_backward"] / stock["ms_forward_backward"]
-            step = each["ms_per_step"] / stock["ms_per_step"]
+            passes = each["passes_ms"][0] / stock["passes_ms"][0]
+            step = each["step_ms"][0] / stock["step_ms"][0]
             ratios.append(f"| {name} | {passes:.3f} | {step:.3f} |")
     where = (
         f"{result['machine']['count']} {result['machine']['device']}, torch {versions['torch']}, "
@@ -100,6 +135,30 @@ def gpu_part(result: dict[str, Any]) -> str:
         f"\n{where}:\n\n```bash\n{result['command']}\n```\n\n{times(summary)}\n\n{head}\n"
         + "\n".join(ratios) + "\n"
     )  # fmt: skip
+
+
+def alone_part(result: dict[str, Any]) -> str:
+    """Two tables: a result file of `benchmarks.tide.alone`."""
+    rows = {(r["what"], r["nbytes"], r["tensors"]): r for r in result["rows"]}
+    counts = sorted({count for _, _, count in rows})
+    lines = [
+        "| torch / TIDE, GB/s | " + " | ".join(f"{count} tensors" for count in counts) + " |",
+        "|---" * (len(counts) + 1) + "|",
+    ]
+    for what in ("gather", "scatter"):
+        for nbytes in sorted({nbytes for _, nbytes, _ in rows}):
+            figures = []
+            for count in counts:
+                torch_, tide = (rows[f"{what}, {who}", nbytes, count] for who in ("torch", "tide"))
+                figures.append(f"{torch_['GB/s']:.0f} / {tide['GB/s']:.0f}")
+            lines.append(f"| {what} of {nbytes >> 20} MiB | " + " | ".join(figures) + " |")
+    beside = result["summary"]["beside products"]
+    lines += ["", "| eight matrix products of one wave | ms | |", "|---|---|---|"]
+    for name, ms in beside.items():
+        lines.append(f"| {name} | {ms:.2f} | {100 * (ms / beside['alone'] - 1):+.0f} % |")
+    versions = result["versions"]
+    where = f"torch {versions['torch']}, NCCL {versions['nccl']}, {result['date']}"
+    return f"\n{where}:\n\n```bash\n{result['command']}\n```\n\n" + "\n".join(lines) + "\n"
 
 
 def page() -> str:
@@ -113,7 +172,8 @@ def page() -> str:
     measured = f"Measured with {'; '.join(versions)}; bf16, fp32 gradients, eager."
     tide = "".join(tide_part(r) for r in results if r["name"] == "tide-cpu")
     gpus = "".join(gpu_part(r) for r in results if r["name"] == "tide-gpu")
-    return f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{GPU}{gpus}{TIDE}{tide}"
+    alone = "".join(alone_part(r) for r in results if r["name"] == "tide.alone")
+    return f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{GPU}{gpus}{FALLS_SHORT}{ALONE}{alone}{TIDE}{tide}"
 
 
 if __name__ == "__main__":

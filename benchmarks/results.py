@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -53,7 +54,7 @@ def command(name: str, arguments: list[str]) -> str:
     if "--json" in kept:
         at = kept.index("--json")
         del kept[at : at + 2]
-    return " ".join(["python -m benchmarks." + name.partition("-")[0], *kept])
+    return f"python -m benchmarks.{name.partition('-')[0]} {shlex.join(kept)}".rstrip()
 
 
 def write(

@@ -1,7 +1,7 @@
 """The collectives by themselves, on GPUs: bandwidth by size and number of tensors, and what a matrix
 product loses beside them.
 
-    python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.alone FILE.json
+    python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.alone --json FILE
 
 Torch's are what FSDP2 does: pack, gather and copy out, or pack, upcast and scatter. Bandwidth is that of
 a ring: bytes of the whole output (all-gather) or of the whole fp32 input (reduce-scatter, so that equal
@@ -9,9 +9,9 @@ figures are equal times), times (ranks - 1) / ranks, over the time. The products
 have as many tiles as there are multiprocessors.
 """
 
+import argparse
 import os
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,10 @@ PRODUCTS = 8
 
 
 def main() -> None:
-    """Measure everything; rank 0 writes `sys.argv[1]`."""
+    """Measure everything; rank 0 writes it down."""
+    parser = argparse.ArgumentParser(description="The collectives by themselves, on GPUs.")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
@@ -71,7 +74,7 @@ def main() -> None:
             print(row)
         print(summary)
         config = {"ranks": size, "repeats": REPEATS, "product": PRODUCT, "products": PRODUCTS}
-        write(Path(sys.argv[1]), "tide-alone", "cuda", config, rows, summary)
+        write(options.json, "tide.alone", "cuda", config, rows, summary)
     torch.cuda.synchronize()
     dist.barrier()
     fabric.close()
