@@ -28,6 +28,9 @@ ELSEWHERE = {
     "srun --nodes=8": "tests/runs/test_launchers.py sets the variables of a step",
     "pip install ./sine": "installed below, without a network",
     "python -m benchmarks.trunk --gpus": "needs GPUs; tests/test_benchmarks.py runs it on the CPU",
+    "python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.alone": (
+        "needs two GPUs"
+    ),
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""
