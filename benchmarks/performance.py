@@ -79,15 +79,16 @@ FALLS_SHORT = """
   whatever is launched after them; at lower priority they starve, and the next layer's weights come
   late (66 instead of 58 ms at 1,024 tokens).
 - **Kernels of the reduce-scatter**: aimed at 1/12.5 of torch's time and a quarter when weighted; 1/8
-  and 0.30 measured. They are the sums alone; by themselves they take 3.7 ms a step, which is what the
-  memory allows, and beside the layers' own traffic 5.4 ms or more.
+  and 0.30 measured. They are the sums alone; at the 3.6 TB/s that they reach by themselves they
+  would take 4.4 ms a step, and beside the layers' own traffic it is 5.4 ms or more.
 - **Bandwidth of a whole gather**: the puts themselves run at 370 to 395 GB/s from 50 MB on (bytes and
   times of the copies are in the result files), the gather of one layer by itself at 290 to 310 GB/s of
   1 GiB and more, since its first portion has to be cast before anything can leave, and at less where the
   host's time for the calls is not hidden by other work.
 - **1,024 tokens**: aimed at 0.58, 0.59 measured for the passes. The optimizer and the norm, the same
   24 ms for both, make that 0.67 of the whole step.
-- **Two GPUs are the worst case for sums and casts**: what a rank casts and sums shrinks with the number of ranks.
+- **Two GPUs are the worst case for sums and casts**: what a rank casts and sums shrinks with the
+  number of ranks.
 """
 
 ALONE = """
