@@ -14,9 +14,10 @@ def end_rank(error: Exception) -> None:
     rank = os.environ.get("RANK", "0")
     try:
         raise error  # torchrun wants to know it with where it came from
-    except Exception:
+    except type(error):
         report(FAILED, f"rank {rank} failed: {type(error).__name__}: {error}")
-    os._exit(FAILED)
+    finally:
+        os._exit(FAILED)  # whatever became of the report: the main thread waits for ever
 
 
 def report(code: int, text: str) -> int:
