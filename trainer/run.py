@@ -24,13 +24,13 @@ from trainer.checkpoint import Saver, find
 from trainer.config import Config
 from trainer.data import Step, training_steps
 from trainer.errors import ConfigError, RunError
+from trainer.failure import end_rank
 from trainer.guard import Guard
 from trainer.launch import Invocation
 from trainer.optim import build_optimizer
 from trainer.plan import Plan, make_plan
 from trainer.plugins import tasks
 from trainer.process import redirect_output
-from trainer.report import end_rank
 from trainer.watch.watch import Watch
 
 

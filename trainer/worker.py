@@ -10,8 +10,8 @@ from typing import Any
 
 from trainer import nccl, stop
 from trainer.errors import DATA, FAILED, RunError
+from trainer.failure import report
 from trainer.peers import leave_with_dead_peers
-from trainer.report import report
 
 
 def main() -> None:
