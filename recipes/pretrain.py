@@ -1,6 +1,7 @@
 """Pretraining: a causal language model learns to predict the next token of packed documents."""
 
 import os
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from models.causal_lm import (
     next_token_loss,
     transformers_config,
 )
+from models.hf_folder import Read, add_weight_arguments, write_hf_folder
 from models.stored_weights import Stored, locate, storage_rules
 from recipes.task import Batch, DataError
 from recipes.text.corpus import corpus_files
@@ -191,6 +193,17 @@ class PretrainTask:
         held_out = self._parts[1]
         tokens_per_byte = len(held_out.tokens) / max(held_out.num_bytes, 1)
         return {"loss": loss, "nats_per_byte": loss * tokens_per_byte}
+
+    @classmethod
+    def add_export_arguments(cls, parser: ArgumentParser) -> None:
+        """Type and file size of the weights."""
+        add_weight_arguments(parser)
+
+    def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
+        """Weights and configuration for transformers, and the tokenizer beside them."""
+        size = write_hf_folder(model, read, out, options)
+        kept = self.tokenizer.save(out)
+        return f"{size / 2**30:.2f} GiB in {options.dtype}, {kept}"
 
     def flops(self, batch: Batch) -> float:
         """Matrix products (6 per parameter and token) plus attention inside the documents."""

@@ -42,6 +42,10 @@ class Tokenizer(Protocol):
         """Token ids of each document, without special tokens."""
         ...
 
+    def save(self, folder: Path) -> str:
+        """Put the tokenizer's files into a folder of weights; returns what a reader should know."""
+        ...
+
 
 class ByteTokenizer:
     """Every byte is a token; one more id closes a document."""
@@ -53,6 +57,11 @@ class ByteTokenizer:
     def encode(self, documents: Sequence[bytes]) -> list[Any]:
         """Byte values as uint8 arrays."""
         return [np.frombuffer(document, dtype=np.uint8) for document in documents]
+
+    def save(self, folder: Path) -> str:
+        """There are no files: ids are byte values."""
+        del folder
+        return f"token ids are byte values, {self.end} ends a document"
 
 
 class FolderTokenizer:
@@ -82,6 +91,11 @@ class FolderTokenizer:
         """Token ids as lists; bytes that are not UTF-8 become replacement characters."""
         texts = [document.decode("utf-8", "replace") for document in documents]
         return list(self._tokenizer(texts, add_special_tokens=False)["input_ids"])
+
+    def save(self, folder: Path) -> str:
+        """As transformers keeps it."""
+        self._tokenizer.save_pretrained(folder)
+        return "with its tokenizer"
 
 
 def load_tokenizer(path: str | None) -> Tokenizer:
