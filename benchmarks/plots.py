@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES = ROOT / "benchmarks" / "results", ROOT / "docs" / "pictures"
-STYLE = {
+STYLE: Any = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
     "axes.grid.axis": "y", "grid.color": "#dddddd", "axes.axisbelow": True, "svg.fonttype": "none",
     "svg.hashsalt": "springtide", "figure.facecolor": "white",
