@@ -54,7 +54,8 @@ def packed_attention(
     if softcap is not None:
         raise ValueError("packed attention has no logit soft-capping: set model.attention=sdpa")
     B, H, S, D = query.shape
-    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
+    flash = query.device.type in ("cuda", "meta")  # meta: what a dry run plans for
+    if not flash or query.dtype not in (torch.float16, torch.bfloat16):
         if sliding_window is not None:
             raise ValueError("no sliding window without the flash kernel: set model.attention=sdpa")
         mask = document_mask(cu_seq_lens_q, B, S) if attention_mask is None else attention_mask

@@ -1,0 +1,64 @@
+"""Bytes that a rank sends in a step, by collective: arithmetic on the sizes of FSDP2's groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from collectives.config import CollectivesConfig
+from parallel.mesh import ParallelConfig
+from trainer.dry_run.memory import Group, is_large
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes of one rank and step, by collective. Between nodes the rank's share of its node's."""
+
+    gather_forward: float
+    gather_backward: float
+    reduce_scatter: float
+    all_reduce: float
+    """Between copies of the weights."""
+    across: float
+    """The part of all of them that leaves the node."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.gather_forward + self.gather_backward + self.reduce_scatter + self.all_reduce
+
+
+def bytes_sent(
+    groups: Sequence[Group],
+    mesh: dict[str, int],
+    node_size: int,
+    parallel: ParallelConfig,
+    collectives: CollectivesConfig,
+    accumulation: int,
+) -> Wire:
+    """What a step sends. Every byte goes to every other rank once, and enters a node once."""
+    shards, copies = mesh["shard"], mesh.get("replicate", 1)
+    size, reduced = (
+        int(getattr(torch, t).itemsize) for t in (parallel.param_dtype, parallel.reduce_dtype)
+    )
+    others = (shards - 1) / shards
+    whole = sum(g.numel for g in groups) * size * others
+    again = sum(g.numel for g in groups if g.reshards) * size * others
+    in_place = {
+        g.name for g in groups if collectives.name == "tide" and is_large(g, collectives, size)
+    }
+    scatter = others * sum(g.trained * (size if g.name in in_place else reduced) for g in groups)
+    reductions = accumulation if parallel.reduce_every_micro_batch else 1
+    trained = sum(g.trained for g in groups) / shards * reduced
+    nodes = max(shards // node_size, 1)
+    # Of what a node's ranks get, (nodes - 1) / nodes comes from others, once for all of its ranks.
+    away = (nodes - 1) / nodes / min(node_size, shards) / others if nodes > 1 else 0.0
+    sharded = accumulation * (whole + again) + reductions * scatter
+    all_reduce = 2 * (copies - 1) / copies * trained * reductions
+    return Wire(
+        gather_forward=accumulation * whole,
+        gather_backward=accumulation * again,
+        reduce_scatter=reductions * scatter,
+        all_reduce=all_reduce,
+        across=sharded * away + (all_reduce if shards * copies > node_size else 0.0),
+    )
