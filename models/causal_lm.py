@@ -278,3 +278,11 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(
         logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="sum"
     )
+
+
+def next_token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """`next_token_loss` of each sequence: `logits` is (B, S, V), `labels` (B, S), the result (B,)."""
+    losses = nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="none"
+    )
+    return losses.view(labels.shape).sum(1)

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipes.text.packing import IGNORED, PackedSequences, collate
-from recipes.text.tokens import TokenFile
+from recipes.text.packing import IGNORED, Sequences, collate
+from recipes.text.store import TokenFile
 
 END = 999
 
@@ -22,7 +22,7 @@ def token_file(lengths):
 )
 def test_every_token_once_every_label_right_and_boundaries_kept(lengths, S, seed):
     part = token_file(lengths)
-    packed = PackedSequences(part, S, END, seed)
+    packed = Sequences(part, S, END, seed)
     assert len(packed) == -(-(sum(lengths) + len(lengths)) // S)
     seen = []
     for index in range(len(packed)):
@@ -42,7 +42,11 @@ def test_every_token_once_every_label_right_and_boundaries_kept(lengths, S, seed
                 assert sequence.labels_S[end - 1] == IGNORED
         seen.append(sequence.tokens_S)
     stream = np.concatenate(seen)[: len(part.tokens)]
-    order = packed.order
+    order = (
+        np.random.default_rng(seed).permutation(len(lengths))
+        if seed is not None
+        else np.arange(len(lengths))
+    )
     expected = np.concatenate([part.tokens[part.starts[d] : part.starts[d + 1]] for d in order])
     assert (stream == expected).all()
     labels = sum((packed[i].labels_S != IGNORED).sum() for i in range(len(packed)))
@@ -51,14 +55,14 @@ def test_every_token_once_every_label_right_and_boundaries_kept(lengths, S, seed
 
 def test_the_seed_decides_the_order_of_documents():
     part = token_file([5] * 20)
-    orders = [PackedSequences(part, 8, END, seed).order.tolist() for seed in (1, 1, 2, None)]
+    orders = [Sequences(part, 8, END, seed).order.tolist() for seed in (1, 1, 2, None)]
     assert orders[0] == orders[1] != orders[2]
     assert orders[3] == list(range(20))
 
 
 def test_a_batch_bounds_its_pieces_and_counts():
-    packed = PackedSequences(token_file([3, 6, 2]), 7, END, None)
-    batch = collate([packed[0], packed[1]])
+    packed = Sequences(token_file([3, 6, 2]), 7, END, None)
+    batch = collate([packed[0], packed[1]], END)
     assert batch["tokens_BS"].shape == (2, 7)
     assert batch["cu_seq_lens"].tolist() == [0, 4, 7, 11, 14]
     assert batch["max_length"] == 4

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from models.causal_lm import CausalLMConfig
-from recipes.pretrain import PretrainConfig, PretrainTask, TextConfig
+from recipes.pretrain import PretrainConfig, PretrainTask
 from recipes.task import DataError
+from recipes.text.config import TextConfig
 
 SMALL = {"num_layers": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "head_dim": 8}
 
