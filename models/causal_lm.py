@@ -147,21 +147,24 @@ def local_folder(path: str) -> Path:
         ) from error
 
 
-def attention_kind(config: CausalLMConfig, hf_config: Any) -> str:
+def attention_kind(config: CausalLMConfig, hf_config: Any, packed: bool = True) -> str:
     """`packed`, `sdpa` or `eager`: what `model.attention` means for this architecture.
 
-    Raises `ValueError` for architectures that cannot keep packed documents apart, whatever is set.
+    `packed` says whether sequences hold several documents. Raises `ValueError` for architectures that
+    cannot keep these apart, whatever is set.
     """
     kind = _model_class(hf_config)
     if kind is None:  # code that came with the folder
         return "eager" if config.attention == "auto" else config.attention
-    if getattr(kind, "_is_stateful", False):
+    stateful = bool(getattr(kind, "_is_stateful", False))
+    if stateful and packed:
         raise ValueError(
             f"model.type={hf_config.model_type} carries a state from token to token, which would run "
-            "from one packed document into the next: set model.type to one with attention only"
+            "from one packed document into the next: set model.type to one with attention only, "
+            "or data.packing=none"
         )
     text = hf_config.get_text_config()
-    pluggable = bool(getattr(kind, "_supports_attention_backend", False))
+    pluggable = bool(getattr(kind, "_supports_attention_backend", False)) and not stateful
     window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     capped = getattr(text, "attn_logit_softcapping", None) is not None
     drops = any(getattr(text, name, 0) for name in ("attention_dropout", "attn_pdrop"))
@@ -172,12 +175,12 @@ def attention_kind(config: CausalLMConfig, hf_config: Any) -> str:
         )
     if config.attention != "auto":
         return config.attention
-    if not pluggable:
+    if not pluggable and packed:
         raise ValueError(
             f"model.type={hf_config.model_type} has an attention of its own, which does not keep "
-            "packed documents apart: set model.type to another"
+            "packed documents apart: set model.type to another, or data.packing=none"
         )
-    if not (window or capped or drops):
+    if pluggable and not (window or capped or drops):
         return "packed"
     return "sdpa" if getattr(kind, "_supports_sdpa", False) and not capped else "eager"
 
@@ -189,14 +192,14 @@ def _model_class(hf_config: Any) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
 
 
-def build_causal_lm(config: CausalLMConfig, hf_config: Any) -> nn.Module:
-    """The model on the meta device, in fp32 and in training mode.
+def build_causal_lm(config: CausalLMConfig, hf_config: Any, packed: bool = True) -> nn.Module:
+    """The model on the meta device, in fp32 and in training mode; `packed` as in `attention_kind`.
 
     Raises `ValueError` for sizes that the architecture cannot have.
     """
     from transformers import AutoModelForCausalLM
 
-    kind = attention_kind(config, hf_config)
+    kind = attention_kind(config, hf_config, packed)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -264,8 +267,13 @@ def matmul_parameters(model: nn.Module) -> int:
 
 
 def attention_width(model: nn.Module) -> int:
-    """Layers x query heads x head dimension: what a query-key pair costs, in multiply-adds, once."""
+    """Layers x query heads x head dimension: what a query-key pair costs, in multiply-adds, once.
+
+    0 where there is no attention.
+    """
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    if not getattr(config, "num_attention_heads", None):
+        return 0
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(config.num_hidden_layers * config.num_attention_heads * head_dim)
 

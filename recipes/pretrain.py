@@ -103,10 +103,11 @@ class PretrainTask:
 
     def build_model(self) -> nn.Module:
         """The transformers model on the meta device."""
-        model = build_causal_lm(self.model_config, self.hf_config)
+        packed = self.data_config.packing != "none"
+        model = build_causal_lm(self.model_config, self.hf_config, packed)
         self._flops_per_token = 6.0 * matmul_parameters(model)
         self._flops_per_pair = 12.0 * attention_width(model)
-        self._attention = attention_kind(self.model_config, self.hf_config)
+        self._attention = attention_kind(self.model_config, self.hf_config, packed)
         self._model, self._storage_rules = model, storage_rules(model)
         return model
 
@@ -157,7 +158,10 @@ class PretrainTask:
             documents |= {f"max_length_{side}": batch["max_length"] for side in "qk"}
             if tokens_BS.device.type == "cpu":  # no flash kernel: one mask serves all layers
                 documents["attention_mask"] = document_mask(boundaries, *tokens_BS.shape)
-        output = model(input_ids=tokens_BS, position_ids=batch["positions_BS"], **documents)
+        if documents or self.data_config.packing != "none":
+            documents["position_ids"] = batch["positions_BS"]
+        # else one document from position 0, and padding that nothing before it can see
+        output = model(input_ids=tokens_BS, **documents)
         logits: Tensor = output.logits
         return logits
 

@@ -42,7 +42,8 @@ class ChatConfig(SequencesConfig):
     """whole: conversations that fit are put together, the rest is padding; none: one conversation a
     sequence, padded; stream: one after the other, cut where a sequence ends."""
     long_documents: str = "truncate"
-    """What happens to conversations longer than a sequence: truncate (keep the beginning), drop, split."""
+    """What happens to conversations longer than a sequence: truncate (keep the beginning), drop or
+    split."""
 
     part: ClassVar[type[SourceConfig]] = ChatPart
 

@@ -94,10 +94,11 @@ def _list(said: Any, name: str, role_key: str, text_key: str) -> list[Message]:
         if not isinstance(message, Mapping):
             raise ValueError(f"a message that is {type(message).__name__}, where fields are needed")
         given = {key: value for key, value in message.items() if value is not None}
-        names = (role_key, text_key) if role_key in given else ("role", "content")
-        if names[0] not in given:
+        if role_key not in given and "role" in given:
+            role_key, text_key = "role", "content"
+        if role_key not in given:
             raise ValueError(f"a message without {role_key!r}")
-        role, text = given.pop(names[0]), given.pop(names[1], "")
+        role, text = given.pop(role_key), given.pop(text_key, "")
         messages.append(_message(role, text, given))
     return messages
 

@@ -17,6 +17,7 @@ Only what the assistant writes is learnt, with the token that closes its turn.
 import hashlib
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,7 +106,7 @@ class JinjaTemplate:
             spans.append((len(prompt), len(upto)))
         whole = ends[-1]
         prefixes = all(whole.startswith(end) for end in ends)
-        ordered = all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+        ordered = all(a[1] <= b[0] for a, b in pairwise(spans))
         if prefixes and ordered:
             yield self._spanned(whole, spans)
         else:  # earlier turns are rewritten

@@ -135,6 +135,8 @@ def _hub_dataset(key: str, config: SourceConfig) -> Any:
             found = datasets.load_from_disk(str(folder))
             return found[config.split] if isinstance(found, datasets.DatasetDict) else found
         name = str(folder) if folder.is_dir() else config.dataset
+        if not folder.is_dir():
+            _stay_offline_without_network()
         return datasets.load_dataset(name, config.subset, split=config.split)
     except (OSError, ValueError, KeyError, DatasetsError, HTTPError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
@@ -143,6 +145,20 @@ def _hub_dataset(key: str, config: SourceConfig) -> Any:
             f"folder or, where there is a network, to a hub name; {key}.split and {key}.subset to "
             "what it has"
         ) from error
+
+
+def _stay_offline_without_network() -> None:
+    """Without a network, the hub's libraries use what they have, and do not try again and again."""
+    import datasets
+    import httpx
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return
+    try:
+        httpx.head(constants.ENDPOINT, timeout=5)
+    except httpx.HTTPError:
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
 
 def is_held_out(document: bytes, share: float) -> bool:
