@@ -79,7 +79,8 @@ class JinjaTemplate:
     """The first and the second way: a template of a transformers tokenizer."""
 
     def __init__(self, tokenizer: FolderTokenizer, template: str) -> None:
-        self.hf, self.template = tokenizer.hf, template
+        self.hf: Any = tokenizer.hf
+        self.template = template
         if not self.hf.is_fast:
             raise DataError(
                 f"data.tokenizer={tokenizer.path} does not say where its tokens lie in the text: set "

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from configs.values import one_of
 from recipes.task import DataError
@@ -125,8 +127,6 @@ def _hub_dataset(key: str, config: SourceConfig) -> Any:
         from datasets.exceptions import DatasetsError
     except ImportError as error:
         raise DataError(f"{key}.dataset needs the package datasets: {EXTRA}") from error
-    from httpx import HTTPError
-
     assert config.dataset is not None
     datasets.disable_progress_bars()
     folder = Path(config.dataset).expanduser()
@@ -138,7 +138,7 @@ def _hub_dataset(key: str, config: SourceConfig) -> Any:
         if not folder.is_dir():
             _stay_offline_without_network()
         return datasets.load_dataset(name, config.subset, split=config.split)
-    except (OSError, ValueError, KeyError, DatasetsError, HTTPError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, DatasetsError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"{key}.dataset={config.dataset} cannot be loaded ({reason}): set {key}.dataset to a "
@@ -150,14 +150,15 @@ def _hub_dataset(key: str, config: SourceConfig) -> Any:
 def _stay_offline_without_network() -> None:
     """Without a network, the hub's libraries use what they have, and do not try again and again."""
     import datasets
-    import httpx
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return
     try:
-        httpx.head(constants.ENDPOINT, timeout=5)
-    except httpx.HTTPError:
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=5).close()  # noqa: S310
+    except HTTPError:
+        return  # an answer, if not a friendly one
+    except OSError:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
 
 

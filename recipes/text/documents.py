@@ -30,10 +30,16 @@ class Encoder(Protocol):
     tokenizer: Tokenizer
     fingerprint: str
     """Equal fingerprints mean equal documents from equal rows."""
-    columns: Sequence[str]
-    """The fields of a row that it looks at."""
-    readers: Mapping[str, Reader]
-    """The formats that it reads."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The fields of a row that it looks at."""
+        ...
+
+    @property
+    def readers(self) -> Mapping[str, Reader]:
+        """The formats that it reads."""
+        ...
 
     def encode(self, rows: Sequence[Row], bad: BadRows) -> Iterator[Document]:
         """The documents of some rows; rows that cannot be used are noted in `bad`."""

@@ -85,7 +85,7 @@ def histogram(sizes: np.ndarray, length: int) -> list[str]:
     upper = [2**power for power in range(64) if 2**power < 2 * sizes.max(initial=1)]
     bins = np.searchsorted(upper, sizes)
     counts = np.bincount(bins, minlength=len(upper))
-    lines = []
+    lines: list[str] = []
     for power, count in enumerate(counts.tolist()):
         if count or lines:
             low = upper[power - 1] + 1 if power else 1

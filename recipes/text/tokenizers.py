@@ -66,7 +66,7 @@ class FolderTokenizer:
 
         self.path = path
         try:
-            self.hf = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+            self.hf: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise DataError(

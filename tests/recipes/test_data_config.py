@@ -27,7 +27,7 @@ from trainer.errors import ConfigError
         ({"mixture": {"a": {"weight": float("inf")}}}, "weight=inf: set data.mixture.a.weight"),
         ({"mixture": {"a": {"weight": 0}, "b": {"weight": 0}}}, "every source .* has weight 0"),
         ({"mixture": {"a": {"weight": "much"}}}, "data.mixture.a: Value 'much'"),
-        ({"mixture": {"a": {"wieght": 1}}}, "set a key of data.mixture.a=weight"),
+        ({"mixture": {"a": {"weigh": 1}}}, "set a key of data.mixture.a=weight"),
         ({"mixture": {"a": {"files": []}}}, "data.mixture.a.files is empty"),
         ({"mixture": {"a": 3}}, "data.mixture.a=3 is no group of keys"),
         ({"mixture": {"a b": {}}}, "data.mixture.a b: name a source with letters"),
