@@ -27,7 +27,7 @@ def read_docstrings(file: Path, columns: Sequence[str], bad: BadRows) -> Iterato
         with warnings.catch_warnings():  # the code's own business, such as odd escapes
             warnings.simplefilter("ignore")
             tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError) as error:
         bad.add(f"{file}:{getattr(error, 'lineno', None) or 1}", f"not Python ({error})")
         return
     for node in tree.body:

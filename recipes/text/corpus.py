@@ -33,9 +33,11 @@ class Source:
 
     def identity(self) -> list[Any]:
         """What changes when the source's content does."""
-        files = self.files or [Path(part["filename"]) for part in self.dataset.cache_files]
-        stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
-        return [stats, self.config.format, self.config.split if self.dataset is not None else None]
+        if self.dataset is None:
+            return [_stats(self.files), self.config.format]
+        files = [Path(part["filename"]) for part in self.dataset.cache_files]
+        chosen = [self.config.dataset, self.config.subset, self.config.split, len(self.dataset)]
+        return [_stats(files), *chosen]
 
     def rows(
         self, readers: Mapping[str, Reader], columns: Sequence[str], bad: BadRows
@@ -69,6 +71,14 @@ class Source:
         if self.config.dataset is not None:
             return f"{self.config.dataset}[{self.config.split}]"
         return " ".join(self.config.files or [library])
+
+
+def _stats(files: Sequence[Path]) -> list[Any]:
+    """Paths, sizes and times. Raises `DataError` that names a file that cannot be reached."""
+    try:
+        return [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    except OSError as error:
+        raise DataError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
 def file_format(file: Path, readers: Mapping[str, Reader]) -> str:

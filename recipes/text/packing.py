@@ -84,7 +84,9 @@ def stream(documents: Spans, length: int, order: NDArray[np.int64]) -> Layout:
     ends = np.cumsum(sizes)
     begins, total = ends - sizes, int(sizes.sum())
     cuts = np.arange(0, total, length)
-    piece_begins = np.union1d(begins, cuts)
+    at = np.searchsorted(begins, cuts)  # both are sorted, so they are merged rather than sorted
+    inside = begins[np.minimum(at, len(begins) - 1)] != cuts
+    piece_begins = np.insert(begins, at[inside], cuts[inside])
     owner = np.searchsorted(begins, piece_begins, side="right") - 1
     piece_ends = np.append(piece_begins[1:], total)
     first_P = first[owner] + piece_begins - begins[owner]
