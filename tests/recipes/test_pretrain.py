@@ -143,7 +143,7 @@ def test_a_mixture_is_evaluated_source_by_source(tmp_path):
                 piece, after = ids[:, begin : begin + 32], ids[:, begin + 1 : begin + 33]
                 logits = model(input_ids=piece, cu_seq_lens_q=torch.tensor([0, piece.shape[1]]),
                                max_length_q=piece.shape[1]).logits  # fmt: skip
-                nats[name] += float(next_token_loss(logits[:, : after.shape[1]], after))
+                nats[name] += next_token_loss(logits[:, : after.shape[1]], after).item()
                 labels[name] += after.numel()
         expected = nats[name] / labels[name] / num_bytes[name]
         assert figures[f"nats_per_byte/{name}"] == pytest.approx(expected, rel=1e-4)

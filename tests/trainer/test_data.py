@@ -137,6 +137,7 @@ def test_a_run_that_is_resumed_on_other_ranks_sees_what_one_run_would(length, st
         assert sorted(flat[epoch * length : (epoch + 1) * length]) == list(range(length))
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_any_number_of_workers_reads_the_same(workers, monkeypatch):
     """Resumed in the middle of an epoch and exactly at its end."""
