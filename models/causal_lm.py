@@ -151,20 +151,18 @@ def attention_kind(config: CausalLMConfig, hf_config: Any, packed: bool = True) 
     """`packed`, `sdpa` or `eager`: what `model.attention` means for this architecture.
 
     `packed` says whether sequences hold several documents. Raises `ValueError` for architectures that
-    cannot keep these apart, whatever is set.
+    cannot keep these apart, and for those with a state, whatever is set.
     """
     kind = _model_class(hf_config)
     if kind is None:  # code that came with the folder
         return "eager" if config.attention == "auto" else config.attention
-    stateful = bool(getattr(kind, "_is_stateful", False))
-    if stateful and packed:
+    if getattr(kind, "_is_stateful", False):
         raise ValueError(
             f"model.type={hf_config.model_type} carries a state from token to token, which would run "
-            "from one packed document into the next: set model.type to one with attention only, "
-            "or data.packing=none"
+            "from one packed document into the next: set model.type to one with attention only"
         )
     text = hf_config.get_text_config()
-    pluggable = bool(getattr(kind, "_supports_attention_backend", False)) and not stateful
+    pluggable = bool(getattr(kind, "_supports_attention_backend", False))
     window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     capped = getattr(text, "attn_logit_softcapping", None) is not None
     drops = any(getattr(text, name, 0) for name in ("attention_dropout", "attn_pdrop"))
@@ -267,13 +265,8 @@ def matmul_parameters(model: nn.Module) -> int:
 
 
 def attention_width(model: nn.Module) -> int:
-    """Layers x query heads x head dimension: what a query-key pair costs, in multiply-adds, once.
-
-    0 where there is no attention.
-    """
+    """Layers x query heads x head dimension: what a query-key pair costs, in multiply-adds, once."""
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
-    if not getattr(config, "num_attention_heads", None):
-        return 0
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return int(config.num_hidden_layers * config.num_attention_heads * head_dim)
 

@@ -150,7 +150,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     task = make_task(config)
     check_task(task)
     train_samples, eval_samples = task.train_samples(), task.eval_samples()
-    _check_same(fingerprint(train_samples))
+    _check_same(" ".join(fingerprint(s) for s in (train_samples, eval_samples) if s is not None))
     check_enough(train_samples, config.trainer.batch_size)
     plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
     mesh = build_mesh(plan.mesh, device.type)

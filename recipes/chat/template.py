@@ -169,12 +169,13 @@ def load_template(tokenizer: Tokenizer, wanted: str | None) -> Template:
             "data.chat_template=plain"
         )
     if wanted is None:
-        if not isinstance(tokenizer.hf.chat_template, str):
+        try:
+            return JinjaTemplate(tokenizer, tokenizer.hf.get_chat_template())
+        except ValueError as error:
             raise DataError(
                 f"data.tokenizer={tokenizer.path} has no chat template: set data.chat_template to a "
                 "file with one, or to plain"
-            )
-        return JinjaTemplate(tokenizer, tokenizer.hf.chat_template)
+            ) from error
     try:
         text = Path(wanted).expanduser().read_text()
     except (OSError, UnicodeDecodeError) as error:

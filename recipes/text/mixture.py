@@ -99,6 +99,10 @@ class Interleaved:
         source, position = (int(value) for value in self._order_N2[index])
         return replace(self.sources[source][position], source=source)
 
+    def fingerprint(self) -> str:
+        """Equal for equal sequences at every index, on whatever machine."""
+        return " ".join(source.fingerprint() for source in self.sources)
+
 
 def interleave(sizes: Sequence[int]) -> NDArray[np.int64]:
     """Pairs of source and position: each source spread evenly, the first of each at the front."""

@@ -115,18 +115,14 @@ def test_awkward_shapes_train(changes, tmp_path):
 
 
 def test_five_documents_on_four_ranks(tmp_path):
-    """They are enough for batches of four, and not for one of eight, which says so and trains nothing."""
     for number in range(2, 8):  # number 4 is held out
         (tmp_path / f"{number}.txt").write_text(f"document number {number}")
     common = [*SMALL, "data.files=[*.txt]", "data.packing=none", "data.holdout=0.3", "launch.nproc=4",
-              "trainer.steps=4", "trainer.eval_every=2"]  # fmt: skip
-    code, output = run(*common, "run.dir=r", "trainer.batch_size=4", cwd=tmp_path)
+              "trainer.steps=4", "trainer.eval_every=2", "run.dir=r", "trainer.batch_size=4"]  # fmt: skip
+    code, output = run(*common, cwd=tmp_path)
     assert code == 0, output
     assert len(metrics(tmp_path / "r")) == 4
     assert "eval at step 4" in output
-    code, output = run(*common, "run.dir=s", cwd=tmp_path)
-    assert code == 3, output
-    assert output.startswith("error: 5 samples do not fill one batch of 8: set trainer.batch_size")
 
 
 def test_epochs_end_a_run_on_all_ranks_at_once(tmp_path):
