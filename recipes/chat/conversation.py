@@ -104,7 +104,7 @@ def _list(said: Any, name: str, role_key: str, text_key: str) -> list[Message]:
 
 
 def _message(role: Any, content: Any, others: Message) -> Message:
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"unknown role {role!r}; there are {', '.join(ROLES)}")
     text = _text(content, "content")
     if not text and not others.get("tool_calls") and ROLES[role] in ("user", "assistant"):

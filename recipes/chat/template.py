@@ -32,6 +32,11 @@ from recipes.text.tokenizers import FolderTokenizer, Tokenizer
 PLAIN = "plain"
 MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
+TEMPLATE_ERRORS = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
+)  # fmt: skip
+"""What a template may raise for a conversation that it was not written for."""
+
 Tokens = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Token ids, and for each whether the assistant wrote it."""
 
@@ -123,7 +128,7 @@ class JinjaTemplate:
                 return_dict=True,
                 return_assistant_tokens_mask=True,
             )
-        except jinja2.TemplateError as error:
+        except TEMPLATE_ERRORS as error:
             raise ValueError(f"the chat template refuses it ({error})") from error
         ids, learnt = (
             np.asarray(found["input_ids"]),
@@ -143,7 +148,7 @@ class JinjaTemplate:
                 tokenize=False,
                 **keywords,
             )
-        except jinja2.TemplateError as error:
+        except TEMPLATE_ERRORS as error:
             raise ValueError(f"the chat template refuses it ({error})") from error
         return str(text)
 

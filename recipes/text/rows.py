@@ -80,7 +80,7 @@ def read_json_lines(file: Path, columns: Sequence[str], bad: BadRows) -> Iterato
                 continue
             where = f"{file}:{number}"
             try:
-                value = json.loads(line.decode())
+                value = json.loads(line.decode("utf-8-sig"))
             except UnicodeDecodeError as error:
                 bad.add(where, f"not UTF-8 ({error.reason} at byte {error.start})")
             except ValueError as error:
@@ -96,7 +96,6 @@ def read_json_lines(file: Path, columns: Sequence[str], bad: BadRows) -> Iterato
 
 def read_parquet(file: Path, columns: Sequence[str], bad: BadRows) -> Iterator[Row]:
     """The rows of a Parquet file, of which only the needed columns are read."""
-    del bad
     try:
         import pyarrow
         from pyarrow import parquet
@@ -108,11 +107,28 @@ def read_parquet(file: Path, columns: Sequence[str], bad: BadRows) -> Iterator[R
             kept = present(columns, names, str(file))
             number = 0
             for batch in table.iter_batches(batch_size=256, columns=kept):
-                for value in batch.to_pylist():
+                for value in _values(batch):
                     number += 1
-                    yield Row(f"{file}:{number}", value)
+                    if isinstance(value, dict):
+                        yield Row(f"{file}:{number}", value)
+                    else:
+                        bad.add(f"{file}:{number}", f"not UTF-8 ({value.reason})")
     except pyarrow.ArrowException as error:
         raise DataError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
+
+
+def _values(batch: Any) -> Iterator[dict[str, Any] | UnicodeDecodeError]:
+    """The rows of a batch; one by one where one is not UTF-8, which Parquet does not check."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except UnicodeDecodeError:
+        pass
+    for at in range(len(batch)):
+        try:
+            yield from batch.slice(at, 1).to_pylist()
+        except UnicodeDecodeError as error:
+            yield error
 
 
 def present(wanted: Sequence[str], there: Sequence[str], where: str) -> list[str]:

@@ -1,6 +1,8 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from recipes.chat.conversation import read_conversation
+from recipes.chat.conversation import COLUMNS, Conversation, read_conversation
 from recipes.chat.questions import SYSTEM, read_docstrings
 from recipes.text.rows import BadRows
 
@@ -84,6 +86,27 @@ def test_tools_and_other_fields_reach_the_template():
 def test_what_is_no_conversation_says_why(row, message):
     with pytest.raises(ValueError, match=message):
         read_conversation(row)
+
+
+words = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.text(max_size=3),
+    st.sampled_from(["user", "gpt", "role", "content", "from", "value"]),
+)  # fmt: skip
+keys = st.sampled_from(["role", "content", "from", "value", "tool_calls", "text"])
+anything = st.recursive(
+    words, lambda more: st.lists(more, max_size=3) | st.dictionaries(keys, more, max_size=4)
+)
+
+
+@given(st.dictionaries(st.sampled_from(COLUMNS), anything, max_size=4))
+def test_any_row_is_a_conversation_or_says_why_not(row):
+    try:
+        found = read_conversation(row)
+    except ValueError:
+        return
+    assert isinstance(found, Conversation)
+    assert found.answers
+    assert all(isinstance(m["role"], str) and isinstance(m["content"], str) for m in found.messages)
 
 
 def test_questions_about_python_code(tmp_path):

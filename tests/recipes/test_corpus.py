@@ -39,7 +39,9 @@ def test_globs_and_documents(tmp_path):
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "deep" / "b.txt").write_bytes(b"\xff\xfe not utf-8")
-    (tmp_path / "c.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS) + "\n\n")
+    (tmp_path / "c.jsonl").write_text(
+        "\ufeff" + "\n".join(json.dumps(row) for row in ROWS) + "\n\n"
+    )
     files = corpus_files([str(tmp_path / "**" / "*.txt"), str(tmp_path / "c.jsonl")])
     assert [file.name for file in files] == ["a.txt", "c.jsonl", "b.txt", "empty.txt"]
     documents, _ = read(tmp_path / "**" / "*.txt", tmp_path / "c.jsonl")
@@ -116,6 +118,11 @@ def test_a_row_of_parquet_is_named_and_so_is_a_missing_column(tmp_path):
     write_parquet(tmp_path / "a.parquet", [{"text": "one"}, {"text": None}])
     with pytest.raises(DataError, match=r"a\.parquet:2: NoneType under 'text'"):
         read(tmp_path / "a.parquet")
+    odd = pyarrow.array([b"fine", b"\xff"]).view(pyarrow.string())
+    parquet.write_table(pyarrow.table({"text": odd}), tmp_path / "odd.parquet")
+    with pytest.raises(DataError, match=r"odd\.parquet:2: not UTF-8 \(invalid start byte\)"):
+        read(tmp_path / "odd.parquet")
+    assert read(tmp_path / "odd.parquet", limit=1)[0] == [b"fine"]
     write_parquet(tmp_path / "b.parquet", [{"body": "one", "n": 1}])
     with pytest.raises(
         DataError, match=r"has no column text; there are body, n: set data\.text_key"

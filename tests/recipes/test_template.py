@@ -108,8 +108,14 @@ def test_templates_that_do_not_tell_or_refuse_are_named(tokenizer, tmp_path):
         learnt(tokenizer, from_file(tokenizer, UNPROMPTED, tmp_path))
     with pytest.raises(ValueError, match=r"the chat template refuses it \(two turns only\)"):
         learnt(tokenizer, from_file(tokenizer, STRICT, tmp_path))
-    with pytest.raises(ValueError, match="the chat template refuses it"):
-        learnt(tokenizer, from_file(tokenizer, "{{ messages[", tmp_path))
+    for wrong in (
+        "{{ messages[",
+        "{{ messages[0]['content'] + 1 }}",
+        "{{ 1 / 0 }}",
+        "{{ messages[0].x.y }}",
+    ):
+        with pytest.raises(ValueError, match="the chat template refuses it"):
+            learnt(tokenizer, from_file(tokenizer, wrong, tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["bytes", "folder"])
