@@ -38,10 +38,10 @@ def all_sum(values: Sequence[float]) -> list[float]:
     return start_sum(values).wait()
 
 
-def broadcast(value: Any) -> Any:
-    """Rank 0's `value` (anything that pickles) on every rank."""
+def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
+    """Rank 0's `value` (anything that pickles) on every rank; `group` has all ranks, too."""
     if not dist.is_initialized():
         return value
     box = [value]
-    dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+    dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
     return box[0]

@@ -58,6 +58,18 @@ def locate(model: nn.Module, rules: list[Any], stored: Iterable[str]) -> dict[st
     return found
 
 
+def stored_form(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` of the model under the names, and in the pieces, that checkpoints keep them in.
+
+    The way back from `locate`. Tensors that are stored together (the experts of a layer) must come
+    together. The model must not be wrapped: the rules go by its class.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    stored = revert_weight_conversion(model, dict(tensors))  # type: ignore[arg-type]
+    return {str(name): tensor for name, tensor in stored.items()}
+
+
 def _convert(
     model: nn.Module, target: str, converter: Any, parts: list[tuple[str, str]], fetch: Fetch
 ) -> Tensor:

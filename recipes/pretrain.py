@@ -1,5 +1,6 @@
 """Pretraining: a causal language model learns to predict the next token of packed documents."""
 
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from models.causal_lm import (
     next_token_losses,
     transformers_config,
 )
+from models.hf_folder import Read, add_weight_arguments, write_hf_folder
 from models.stored_weights import Stored, locate, storage_rules
 from recipes.task import Batch
 from recipes.text import inspect
@@ -182,6 +184,17 @@ class PretrainTask:
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
         """See `recipes.text.data.TextData.summarize`."""
         return self.data.summarize(sums)
+
+    @classmethod
+    def add_export_arguments(cls, parser: ArgumentParser) -> None:
+        """Type and file size of the weights."""
+        add_weight_arguments(parser)
+
+    def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
+        """Weights and configuration for transformers, and the tokenizer beside them."""
+        size = write_hf_folder(model, read, out, options)
+        kept = self.tokenizer.save(out)
+        return f"{size / 2**30:.2f} GiB in {options.dtype}, {kept}"
 
     def flops(self, batch: Batch) -> float:
         """Matrix products (6 per parameter and token) plus attention inside the documents."""

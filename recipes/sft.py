@@ -1,12 +1,17 @@
 """Supervised fine-tuning: a causal language model learns the assistant's part of conversations."""
 
 import json
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
+from torch import nn
+
 from models.causal_lm import CausalLMConfig
+from models.hf_folder import Read
 from recipes.chat.conversation import COLUMNS, read_conversation
 from recipes.chat.questions import read_docstrings
 from recipes.chat.template import Template, load_template
@@ -107,6 +112,11 @@ class SFTTask(PretrainTask):
         """How documents are made of a source's rows."""
         del source
         return ChatEncoder(self.tokenizer, self.template)
+
+    def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
+        """As for pretraining, with the chat template that was trained on."""
+        assert self.template  # puts a template of one's own into the tokenizer
+        return super().export(model, read, out, options)
 
     def __getstate__(self) -> dict[str, Any]:
         """As for pretraining, and no template."""

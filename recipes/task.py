@@ -5,7 +5,8 @@ A task is an ordinary class. A package offers it through an entry point of the g
 `docs/writing-a-task.md` walks through a complete one.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -125,4 +126,31 @@ class Inspectable(Protocol):
 
     def survey(self) -> Mapping[str, str]:
         """Lines on all training samples, by name; a line may have breaks in it."""
+        ...
+
+
+class Exports(Protocol):
+    """What a task has besides, if `python -m trainer.export` is to write its weights."""
+
+    @classmethod
+    def add_export_arguments(cls, parser: ArgumentParser) -> None:
+        """Declare the command-line options of `export`."""
+        ...
+
+    def build_model(self) -> nn.Module:
+        """As in `Task`."""
+        ...
+
+    def export(
+        self,
+        model: nn.Module,
+        read: Callable[[Sequence[str]], dict[str, Tensor]],
+        out: Path,
+        options: Namespace,
+    ) -> str:
+        """Write what users of the model need into the empty folder `out`.
+
+        `model` is what `build_model` gave; `read` reads whole tensors by the names of its state dict:
+        read a layer at a time. Returns what was written, in a few words.
+        """
         ...

@@ -33,7 +33,7 @@ def test_the_benchmark_of_tide_counts_what_the_layout_costs(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "r.json").read_text())
     assert result.keys() == KEYS
-    stock, tide = (result["summary"][kind]["bytes"] for kind in ("stock", "tide"))
+    stock, tide = (result["summary"]["kinds"][kind]["bytes"] for kind in ("stock", "tide"))
     parameters = stock["gradients packed and cast"] / 6
     assert 1.6e6 < parameters < 1.65e6
     for cause, bytes_each in {

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from recipes.task import DataError
 from trainer import rundir, stop, worker
-from trainer.checkpoint import Saver, find
+from trainer.checkpoint.folder import Checkpoints
+from trainer.checkpoint.loader import find
 from trainer.compose import run_jobs
 from trainer.config import Config, build_config
 from trainer.data import check_enough
@@ -106,7 +107,7 @@ def _prepare(config: Config) -> Path:
 def _check_resume(config: Config) -> None:
     """Find the checkpoint to resume from, or the reason why there is none, before any rank starts."""
     if config.run.dir is not None or config.trainer.resume not in ("auto", "never"):
-        find(config.trainer.resume, Saver(config.checkpoint, Path(config.run.dir or ".")))
+        find(config.trainer.resume, Checkpoints(Path(config.run.dir or ".") / "checkpoints"))
 
 
 def _is_first_rank() -> bool:

@@ -14,7 +14,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from collectives.config import CollectivesConfig
 from configs.values import at_least
 from parallel.mesh import ParallelConfig
-from trainer.checkpoint import CheckpointConfig
+from trainer.checkpoint.config import CheckpointConfig
 from trainer.errors import ConfigError
 from trainer.launch import LaunchConfig
 from trainer.optim import OptimConfig

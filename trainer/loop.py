@@ -28,6 +28,7 @@ def train(job: Job) -> int:
         state.step += 1
         state.samples += trainer.batch_size
         job.watch.step(state.step, step, loss, norm, job.guard)
+        job.report_saves()
         if job.evaluation_due() and not run_evaluation(job):
             return finish(job, STOPPED)
         if job.saver.due(state.step):
@@ -78,9 +79,10 @@ def update(job: Job, step: Step) -> tuple[Tensor, Tensor]:
 
 
 def finish(job: Job, code: int) -> int:
-    """Save what is not saved yet, report, and say goodbye."""
+    """Save what is not saved yet, wait until it is on the disk, report, and say goodbye."""
     job.watch.flush(job.guard)
     if job.state.step and (code == STOPPED or job.config.checkpoint.at_end):
         job.save()
-    job.watch.close(job.state.step, code, job.saver.newest())
+    job.finish_save()
+    job.watch.close(job.state.step, code, job.saver.checkpoints.newest())
     return code

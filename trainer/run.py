@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,11 @@ from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
 from recipes.task import DataError, Samples, Task
 from trainer import rundir, stop
-from trainer.checkpoint import Saver, find
+from trainer.checkpoint.loader import find, load
+from trainer.checkpoint.saver import Saved, Saver
 from trainer.config import Config
 from trainer.data import Step, check_enough, fingerprint, training_steps
-from trainer.errors import ConfigError, RunError
+from trainer.errors import CheckpointError, ConfigError, RunError
 from trainer.failure import end_rank
 from trainer.guard import Guard
 from trainer.launch import Invocation
@@ -93,13 +94,26 @@ class Job:
         return due and self.state.evaluated != step
 
     def save(self) -> None:
-        """Write a checkpoint of this moment, unless there is one."""
+        """Begin a checkpoint of this moment, unless there is one."""
         if self.saved_step != self.state.step:
             with self.watch.paused():
-                self._save()
+                self._begin_save()
             self.saved_step = self.state.step
 
-    def _save(self) -> None:
+    def finish_save(self) -> None:
+        """Wait until the save under way, if any, is on the disk, and report it."""
+        with self.watch.paused():
+            self._report(self.saver.wait())
+
+    def report_saves(self) -> None:
+        """Report the save that has ended since the last call, if one has."""
+        self._report(self.saver.ended())
+
+    def _report(self, saved: Saved | None) -> None:
+        if saved is not None:
+            self.watch.saved(saved.step, saved.path)
+
+    def _begin_save(self) -> None:
         self.guard.read()
         progress = {
             "step": self.state.step,
@@ -110,12 +124,11 @@ class Job:
             "tokens": self.watch.tokens,
             "tracker": self.watch.tracker_id,
         }
-        path = self.saver.save(self.model, self.optimizer, progress, self.device)
-        self.watch.saved(self.state.step, path)
+        self._report(self.saver.save(self.model, self.optimizer, progress, self.device))
 
     def restore(self, checkpoint: Path) -> None:
         """Go back to a checkpoint."""
-        progress = self.saver.load(checkpoint, self.model, self.optimizer, self.device)
+        progress = load(checkpoint, self.model, self.optimizer, self.device)
         self.state = State(progress["step"], progress["samples"], progress["evaluated"])
         self.saved_step = self.state.step
         self.guard.skipped = progress["skipped"]
@@ -170,11 +183,17 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         watch=Watch(config, invocation, plan, run_dir, device),
     )
     try:
-        checkpoint = find(config.trainer.resume, job.saver)
+        checkpoint = find(config.trainer.resume, job.saver.checkpoints)
         if checkpoint is not None:
             job.restore(checkpoint)
         job.watch.open(task, model, job.state.step, checkpoint, notes)
         yield job
+    except RunError:
+        # All ranks meet it at the same place, so that a save under way can still end.
+        with suppress(CheckpointError):
+            job.saver.wait()
+        job.watch.abandon()
+        raise
     except BaseException:
         job.watch.abandon()
         raise

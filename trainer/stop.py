@@ -16,6 +16,7 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
+_asked = False
 _file: Path | None = None
 
 
@@ -46,9 +47,15 @@ def watch_file(path: Path) -> None:
     _file = path
 
 
+def ask() -> None:
+    """Have this process stop as if it had been asked to from outside."""
+    global _asked
+    _asked = True
+
+
 def requested() -> bool:
     """Whether this process has been asked to stop."""
-    return bool(_received) or (_file is not None and _file.exists())
+    return bool(_received) or _asked or (_file is not None and _file.exists())
 
 
 def die_with_parent() -> None:

@@ -9,32 +9,23 @@ import sys
 import time
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from omegaconf import OmegaConf
 
 from benchmarks.tide.copies import Copies
 from benchmarks.tide.kinds import ON_CPU, ON_GPUS
+from benchmarks.tide.models import Workload, build
 from benchmarks.tide.trace import trace
 from collectives.symmetric.p2p import PointToPoint
 from collectives.symmetric.shm import SharedMemory
-from models.causal_lm import (
-    CausalLMConfig,
-    build_causal_lm,
-    init_weights,
-    next_token_loss,
-    transformers_config,
-)
 from parallel.fsdp import parallelize
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
 from parallel.tide import Tide
 from parallel.weights import materialize
 
 FOUND = "found: "
-PRESETS = Path(__file__).resolve().parent.parent.parent / "configs" / "model"
 
 
 def main() -> None:
@@ -52,14 +43,14 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     size, first = dist.get_world_size(), dist.get_rank() == 0
-    model, vocabulary = _build(options, device, size)
+    work = _build(options, device, size)
+    model = work.model
     used = (ON_GPUS if gpu else ON_CPU)[options["kind"]](model, options["node_size"], gpu)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=gpu or None)
     for number, length in enumerate(options["lengths"]):
         torch.manual_seed(1000 * number + dist.get_rank())
-        tokens = partial(torch.randint, vocabulary, (batch, length), device=device)
         losses: list[torch.Tensor] = []
-        step = partial(_step, model, optimizer, tokens, losses)
+        step = partial(_step, work, optimizer, partial(work.draw, batch, length, device), losses)
         warmup = [_finish(step()) for _ in range(options.get("warmup", 2))]
         dist.barrier()
         # Nobody waits between steps: the host prepares the next one while this one is under way.
@@ -86,18 +77,14 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def _build(options: Any, device: torch.device, size: int) -> tuple[Any, int]:
-    values: Any = OmegaConf.load(PRESETS / f"{options['model']}.yaml")
-    values = {**values, "attention": "sdpa", **options.get("changes", {})}
-    config = CausalLMConfig(**values)
-    vocabulary = config.vocab_size or 257
-    model: Any = build_causal_lm(config, transformers_config(config, vocabulary))
+def _build(options: Any, device: torch.device, size: int) -> Workload:
+    work = build(options)
     parallel = ParallelConfig(
         param_dtype="bfloat16", reduce_dtype="float32", **options.get("parallel", {})
     )
-    parallelize(model, build_mesh(mesh_shape(parallel, size), device.type), parallel)
-    materialize(model, device, partial(init_weights, model), seed=0)
-    return model, vocabulary
+    parallelize(work.model, build_mesh(mesh_shape(parallel, size), device.type), parallel)
+    materialize(work.model, device, work.init, seed=0)
+    return work
 
 
 @dataclass
@@ -110,20 +97,20 @@ class Begun:
     """Seconds that the host took for the passes."""
 
 
-def _step(model: Any, optimizer: Any, draw: Any, losses: list[torch.Tensor]) -> Begun:
-    tokens = draw()
-    marks = [_mark(tokens.is_cuda)]
+def _step(work: Workload, optimizer: Any, draw: Any, losses: list[torch.Tensor]) -> Begun:
+    batch = draw()
+    gpu = next(iter(batch.values())).is_cuda
+    marks = [_mark(gpu)]
     begin = time.perf_counter()
-    logits = model(input_ids=tokens, use_cache=False).logits
-    loss = next_token_loss(logits[:, :-1], tokens[:, 1:]) / (tokens.numel() - len(tokens))
+    loss = work.loss(work.model, batch)
     loss.backward()
     host = time.perf_counter() - begin
-    marks.append(_mark(tokens.is_cuda))
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    marks.append(_mark(gpu))
+    torch.nn.utils.clip_grad_norm_(work.model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad()
     losses.append(loss.detach())
-    marks.append(_mark(tokens.is_cuda))
+    marks.append(_mark(gpu))
     return Begun(marks, host)
 
 

@@ -188,4 +188,5 @@ def load_template(tokenizer: Tokenizer, wanted: str | None) -> Template:
             f"data.chat_template={wanted} cannot be read ({error}): set it to a file with a Jinja "
             "template, or to plain"
         ) from error
+    tokenizer.hf.chat_template = text  # so that the tokenizer of an export carries it
     return JinjaTemplate(tokenizer, text)

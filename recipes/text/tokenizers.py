@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,6 +31,10 @@ class Tokenizer(Protocol):
         """The text of token ids, special ones by their names."""
         ...
 
+    def save(self, folder: Path) -> str:
+        """Put the tokenizer's files into a folder of weights; returns what a reader should know."""
+        ...
+
 
 class ByteTokenizer:
     """Every byte is a token; one more id closes a document."""
@@ -54,6 +59,11 @@ class ByteTokenizer:
             run.clear()
             pieces.append("" if token is None else "<end>")
         return "".join(pieces)
+
+    def save(self, folder: Path) -> str:
+        """There are no files: ids are byte values."""
+        del folder
+        return f"token ids are byte values, {self.end} ends a document"
 
 
 class FolderTokenizer:
@@ -91,6 +101,11 @@ class FolderTokenizer:
         """As the tokenizer writes it."""
         text = self.hf.decode([int(i) for i in ids], clean_up_tokenization_spaces=False)
         return str(text)
+
+    def save(self, folder: Path) -> str:
+        """As transformers keeps it."""
+        self.hf.save_pretrained(folder)
+        return "with its tokenizer"
 
 
 def load_tokenizer(path: str | None) -> Tokenizer:

@@ -30,7 +30,7 @@ TURNS = [("system", "s"), ("user", "ab"), ("assistant", "é1"), ("user", "c"), (
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
+def folder(tmp_path_factory):
     """Every byte is a token, but for <end> and the roles."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({c: n for n, c in enumerate(alphabet)}, merges=[]))
@@ -42,6 +42,11 @@ def tokenizer(tmp_path_factory):
     )  # fmt: skip
     folder = tmp_path_factory.mktemp("tokenizer")
     wrapped.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def tokenizer(folder):
     return FolderTokenizer(str(folder))
 
 
@@ -144,6 +149,13 @@ def test_a_missing_template_says_what_to_set(tokenizer, tmp_path):
     (tmp_path / "t.jinja").write_text(CHATML)
     with pytest.raises(DataError, match="needs a tokenizer: set data.tokenizer"):
         load_template(ByteTokenizer(), str(tmp_path / "t.jinja"))
+
+
+def test_a_template_of_ones_own_is_saved_with_the_tokenizer(tokenizer, tmp_path):
+    template = from_file(tokenizer, CHATML, tmp_path)
+    tokenizer.save(tmp_path / "saved")
+    saved = FolderTokenizer(str(tmp_path / "saved"))
+    assert load_template(saved, None).fingerprint == template.fingerprint
 
 
 def test_equal_fingerprints_mean_equal_templates(tokenizer, tmp_path):

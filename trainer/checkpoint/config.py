@@ -1,0 +1,27 @@
+"""The `checkpoint` node."""
+
+from dataclasses import dataclass
+
+from configs.values import at_least
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written, and which stay."""
+
+    every: int = 500
+    """Save every so many steps; 0: only at the end, and when stopped by a signal."""
+    keep: int = 2
+    """How many of the newest checkpoints stay."""
+    keep_every: int | None = None
+    """Also keep, for ever, those of steps that this divides."""
+    at_end: bool = True
+    """Save after the last step."""
+    background: bool = True
+    """Write while training goes on: a step waits only until its state is copied to host memory."""
+
+    def __post_init__(self) -> None:
+        at_least("checkpoint.every", self.every, 0)
+        at_least("checkpoint.keep", self.keep, 1)
+        if self.keep_every is not None:
+            at_least("checkpoint.keep_every", self.keep_every, 1)

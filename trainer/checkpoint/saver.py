@@ -1,0 +1,191 @@
+"""Writing checkpoints while training goes on, and the order in which that is safe.
+
+    every rank   copy the state to host memory            the step waits for this only
+    in background, all ranks together:
+    every rank   write its shards, sync, checksum them
+    rank 0       write trainer.json, then manifest.json: complete
+    rank 0       rename, point `latest` to it, drop old ones
+
+A rank that dies on the way leaves a folder that nothing reads. One save is under way at a time.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
+
+from collectives.host import broadcast
+from trainer import stop
+from trainer.checkpoint import manifest
+from trainer.checkpoint.config import CheckpointConfig
+from trainer.checkpoint.durable import write_durably
+from trainer.checkpoint.folder import Checkpoints
+from trainer.checkpoint.state import tensors_of
+from trainer.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is complete and on the disk."""
+
+    step: int
+    path: Path
+    seconds: float
+    """From the call to the end, most of it in the background."""
+
+
+class Saver:
+    """Writes the checkpoints of one run folder. Every rank makes the same calls."""
+
+    def __init__(self, config: CheckpointConfig, run_dir: Path) -> None:
+        self.config, self.checkpoints = config, Checkpoints(run_dir / "checkpoints")
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: Future[Saved] | None = None
+        self._stager: DefaultStager | None = None
+        self._group: dist.ProcessGroup | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether the configuration asks for a checkpoint after this step."""
+        return self.config.every > 0 and step % self.config.every == 0
+
+    def save(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: Mapping[str, Any],
+        device: torch.device,
+    ) -> Saved | None:
+        """Begin to save; `progress` is plain data with at least `step`.
+
+        Returns the save before this one, if that ended just now. Raises `CheckpointError`.
+        """
+        begin = time.monotonic()
+        before = self.wait()
+        state = tensors_of(model, optimizer, device)
+        self._on_first_rank(lambda: self.checkpoints.make_room(_size(state)))
+        plain = {**progress, "device": device.type, "world_size": dist.get_world_size()}
+        if self._group is None:  # a group of its own: the main thread goes on using the default one
+            self._group = dist.new_group(backend="gloo")
+        if self.config.background:
+            staged = self._stage(state, device)
+            self._pending = self._thread.submit(self._write, staged, plain, begin)
+        else:
+            self._pending = Future()
+            try:
+                self._pending.set_result(self._write(state, plain, begin))
+            except CheckpointError as error:
+                self._pending.set_exception(error)
+        return before
+
+    def ended(self) -> Saved | None:
+        """The save that ended since the last look, on this rank; never waits."""
+        if self._pending is None or not self._pending.done() or self._pending.exception():
+            return None
+        return self.wait()
+
+    def wait(self) -> Saved | None:
+        """Wait for the save under way, if there is one. Raises its `CheckpointError`."""
+        pending, self._pending = self._pending, None
+        return pending.result() if pending is not None else None
+
+    def _stage(self, state: dict[str, Any], device: torch.device) -> dict[str, Any]:
+        """A copy in host memory, which later saves use again."""
+        if self._stager is None:
+            gpu = device.type == "cuda"
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=gpu,
+                    use_non_blocking_copy=gpu,
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                )
+            )
+        staged = self._stager.stage(state)
+        assert isinstance(staged, dict)
+        return staged
+
+    def _write(self, state: dict[str, Any], progress: dict[str, Any], begin: float) -> Saved:
+        """Everything after staging; all ranks are in here together."""
+        step = progress["step"]
+        folder = self.checkpoints.being_written(step)
+        try:
+            writer = FileSystemWriter(folder)
+            save_tensors(state, storage_writer=writer, process_group=self._group)
+            files = self._describe_shards(folder)
+            self._on_first_rank(lambda: self._commit(folder, files, progress), self._group)
+        except (Exception, CheckpointException) as error:
+            stop.ask()  # all ranks leave the loop together, and meet this error in `wait`
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"cannot write {folder}: {_cause(error)}: free some space, or set another run.dir"
+            ) from error
+        return Saved(step, self.checkpoints.of_step(step), time.monotonic() - begin)
+
+    def _describe_shards(self, folder: Path) -> dict[str, Any]:
+        """Sizes and checksums of what all ranks wrote, worked out by each for its own files."""
+        rank = dist.get_rank()
+        try:
+            own: Any = {p.name: manifest.describe_file(p) for p in folder.glob(f"__{rank}_*")}
+        except OSError as error:  # the others are waiting, and must hear of it
+            own = f"cannot read {folder} again: rank {rank}: {error.strerror}"
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, own, group=self._group)
+        for part in parts:
+            if isinstance(part, str):
+                raise CheckpointError(f"{part}: set another run.dir")
+        return {name: entry for part in parts for name, entry in part.items()}
+
+    def _commit(self, folder: Path, files: dict[str, Any], progress: dict[str, Any]) -> None:
+        """Make what all ranks wrote the newest checkpoint, and drop the oldest."""
+        write_durably(folder / "trainer.json", json.dumps(progress, indent=1))
+        for name in (".metadata", "trainer.json"):
+            files[name] = manifest.describe_file(folder / name)
+        manifest.write_manifest(folder, files)
+        newest = self.checkpoints.commit(progress["step"])
+        self.checkpoints.drop_old(self.config.keep, self.config.keep_every, newest)
+
+    def _on_first_rank(
+        self, action: Callable[[], None], group: dist.ProcessGroup | None = None
+    ) -> None:
+        """Run `action` on rank 0 while the others wait; its failure fails every rank."""
+        problem = None
+        if dist.get_rank() == 0:
+            try:
+                action()
+            except CheckpointError as error:
+                problem = str(error)
+            except OSError as error:
+                where = self.checkpoints.path
+                problem = f"cannot write under {where}: {error.strerror}: set run.dir"
+        if problem := broadcast(problem, group):
+            raise CheckpointError(problem)
+
+
+def _size(state: Mapping[str, Any]) -> int:
+    """Bytes of a nested state, over all ranks: sharded tensors know their whole shape."""
+    return sum(
+        _size(value) if isinstance(value, Mapping) else value.numel() * value.element_size()
+        for value in state.values()
+    )
+
+
+def _cause(error: BaseException) -> str:
+    """The first line that says something, of an error that wraps those of all ranks."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        rank, (inner, _) = sorted(failures.items())[0]
+        return f"rank {rank}: {type(inner).__name__}: {str(inner).splitlines()[0] if str(inner) else ''}"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
