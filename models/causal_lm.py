@@ -147,10 +147,11 @@ def local_folder(path: str) -> Path:
         ) from error
 
 
-def attention_kind(config: CausalLMConfig, hf_config: Any) -> str:
+def attention_kind(config: CausalLMConfig, hf_config: Any, packed: bool = True) -> str:
     """`packed`, `sdpa` or `eager`: what `model.attention` means for this architecture.
 
-    Raises `ValueError` for architectures that cannot keep packed documents apart, whatever is set.
+    `packed` says whether sequences hold several documents. Raises `ValueError` for architectures that
+    cannot keep these apart, and for those with a state, whatever is set.
     """
     kind = _model_class(hf_config)
     if kind is None:  # code that came with the folder
@@ -172,12 +173,12 @@ def attention_kind(config: CausalLMConfig, hf_config: Any) -> str:
         )
     if config.attention != "auto":
         return config.attention
-    if not pluggable:
+    if not pluggable and packed:
         raise ValueError(
             f"model.type={hf_config.model_type} has an attention of its own, which does not keep "
-            "packed documents apart: set model.type to another"
+            "packed documents apart: set model.type to another, or data.packing=none"
         )
-    if not (window or capped or drops):
+    if pluggable and not (window or capped or drops):
         return "packed"
     return "sdpa" if getattr(kind, "_supports_sdpa", False) and not capped else "eager"
 
@@ -189,14 +190,14 @@ def _model_class(hf_config: Any) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
 
 
-def build_causal_lm(config: CausalLMConfig, hf_config: Any) -> nn.Module:
-    """The model on the meta device, in fp32 and in training mode.
+def build_causal_lm(config: CausalLMConfig, hf_config: Any, packed: bool = True) -> nn.Module:
+    """The model on the meta device, in fp32 and in training mode; `packed` as in `attention_kind`.
 
     Raises `ValueError` for sizes that the architecture cannot have.
     """
     from transformers import AutoModelForCausalLM
 
-    kind = attention_kind(config, hf_config)
+    kind = attention_kind(config, hf_config, packed)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -278,3 +279,11 @@ def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return nn.functional.cross_entropy(
         logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="sum"
     )
+
+
+def next_token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """`next_token_loss` of each sequence: `logits` is (B, S, V), `labels` (B, S), the result (B,)."""
+    losses = nn.functional.cross_entropy(
+        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="none"
+    )
+    return losses.view(labels.shape).sum(1)

@@ -1,8 +1,7 @@
 """Pretraining: a causal language model learns to predict the next token of packed documents."""
 
-import os
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from configs.values import at_least
 from models.attention import document_mask
 from models.causal_lm import (
     CausalLMConfig,
@@ -22,14 +20,19 @@ from models.causal_lm import (
     local_folder,
     matmul_parameters,
     next_token_loss,
+    next_token_losses,
     transformers_config,
 )
 from models.hf_folder import Read, add_weight_arguments, write_hf_folder
 from models.stored_weights import Stored, locate, storage_rules
-from recipes.task import Batch, DataError
-from recipes.text.corpus import corpus_files
-from recipes.text.packing import PackedSequences, Sequence_S, collate
-from recipes.text.tokens import TokenFile, Tokenizer, load_tokenizer, tokenized
+from recipes.task import Batch
+from recipes.text import inspect
+from recipes.text.config import SequencesConfig, SourceConfig, TextConfig
+from recipes.text.data import TextData
+from recipes.text.documents import Encoder, TextEncoder
+from recipes.text.mixture import Interleaved, Mixture
+from recipes.text.packing import IGNORED, Sequence_S, collate
+from recipes.text.tokenizers import Tokenizer, load_tokenizer
 
 
 @dataclass(kw_only=True)
@@ -37,34 +40,6 @@ class PretrainConfig:
     """The `task` node."""
 
     name: str = "pretrain"
-
-
-@dataclass(kw_only=True)
-class TextConfig:
-    """The `data` node."""
-
-    files: list[str] | None = None
-    """Local globs (** works) of text files or .jsonl; null: the sources of Python's own library."""
-    text_key: str = "text"
-    """Where a line of a .jsonl file holds its text."""
-    tokenizer: str | None = None
-    """Folder of a transformers tokenizer; null: bytes."""
-    sequence_length: int = 256
-    """Tokens a sequence."""
-    holdout: float = 0.05
-    """Share of the documents that evaluation uses and training never sees."""
-    cache_dir: str = "~/.cache/springtide"
-    """Where tokenized corpora are kept; on many nodes, a folder that every node sees or its own."""
-
-    def __post_init__(self) -> None:
-        if self.files == []:
-            raise ValueError(
-                "data.files is empty: set data.files to globs of text or .jsonl files, such as "
-                "'data.files=[corpus/**/*.txt]'"
-            )
-        at_least("data.sequence_length", self.sequence_length, 2)
-        if not 0 <= self.holdout < 1:
-            raise ValueError(f"data.holdout={self.holdout}: set data.holdout to 0 or more, below 1")
 
 
 class PretrainTask:
@@ -76,9 +51,11 @@ class PretrainTask:
         "data": TextConfig,
     }
     axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})
+    library = "sources of Python's standard library"
+    """What a source without files is made of."""
 
     def __init__(
-        self, *, task: PretrainConfig, model: CausalLMConfig, data: TextConfig, seed: int
+        self, *, task: Any, model: CausalLMConfig, data: SequencesConfig, seed: int
     ) -> None:
         del task
         self.model_config, self.data_config, self.seed = model, data, seed
@@ -104,38 +81,42 @@ class PretrainTask:
             )
         return config
 
+    def encoder(self, source: SourceConfig) -> Encoder:
+        """How documents are made of a source's rows."""
+        return TextEncoder(self.tokenizer, source.text_key)  # type: ignore[attr-defined]
+
     @cached_property
-    def _parts(self) -> tuple[TokenFile, TokenFile]:
-        data = self.data_config
-        cache = Path(os.environ.get("SPRINGTIDE_CACHE", data.cache_dir)).expanduser()
-        files = corpus_files(data.files)
-        return tokenized(files, data.text_key, self.tokenizer, data.holdout, cache)
+    def data(self) -> TextData:
+        """The corpus in tokens: made when first needed, and kept on disk."""
+        return TextData(
+            self.data_config,
+            self.encoder,
+            end=self.tokenizer.end,
+            seed=self.seed,
+            library=self.library,
+        )
 
     def check(self) -> None:
         """Load the tokenizer, find the model, and tokenize the corpus."""
         check_fits(self.hf_config, self.data_config.sequence_length)
         self.build_model()
         self.weights_folder()
-        train, held_out = self._parts
-        if not len(train.tokens):
-            where = " ".join(self.data_config.files or ["the standard library"])
-            raise DataError(
-                f"no text to train on in {where} ({len(held_out.starts) - 1} documents held out): "
-                "set data.files, or data.holdout=0"
-            )
+        self.data.check()
 
     def build_model(self) -> nn.Module:
         """The transformers model on the meta device."""
-        model = build_causal_lm(self.model_config, self.hf_config)
+        packed = self.data_config.packing != "none"
+        model = build_causal_lm(self.model_config, self.hf_config, packed)
         self._flops_per_token = 6.0 * matmul_parameters(model)
         self._flops_per_pair = 12.0 * attention_width(model)
-        self._attention = attention_kind(self.model_config, self.hf_config)
+        self._attention = attention_kind(self.model_config, self.hf_config, packed)
         self._model, self._storage_rules = model, storage_rules(model)
         return model
 
     def __getstate__(self) -> dict[str, Any]:
-        """What data workers need, where they are started afresh: not the model."""
-        return {**self.__dict__, "_model": None, "_storage_rules": []}
+        """What data workers need, where they are started afresh: neither the model nor the data."""
+        kept = {name: value for name, value in self.__dict__.items() if name != "data"}
+        return {**kept, "_model": None, "_storage_rules": []}
 
     def init_weights(self, module: nn.Module) -> None:
         """The architecture's own initialisation."""
@@ -151,21 +132,17 @@ class PretrainTask:
         """By transformers' own rules."""
         return locate(model, self._storage_rules, stored)
 
-    def train_samples(self) -> PackedSequences:
-        """Packed sequences of the training documents, in an order that the seed decides."""
-        return self._sequences(self._parts[0], self.seed)
+    def train_samples(self) -> Mixture:
+        """Sequences of the training documents, in an order that the seed decides."""
+        return self.data.train
 
-    def eval_samples(self) -> PackedSequences | None:
-        """Packed sequences of the held-out documents, in the corpus's order."""
-        held_out = self._parts[1]
-        return self._sequences(held_out, None) if len(held_out.tokens) else None
-
-    def _sequences(self, part: TokenFile, seed: int | None) -> PackedSequences:
-        return PackedSequences(part, self.data_config.sequence_length, self.tokenizer.end, seed)
+    def eval_samples(self) -> Interleaved | None:
+        """Sequences of the held-out documents, each source in the corpus's order."""
+        return self.data.held_out
 
     def collate(self, samples: Sequence[Sequence_S]) -> dict[str, Any]:
         """See `recipes.text.packing.collate`."""
-        return collate(samples)
+        return collate(samples, self.tokenizer.end)
 
     def count(self, batch: Batch) -> int:
         """Labels that are not ignored."""
@@ -173,6 +150,9 @@ class PretrainTask:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the batch's labels, in nats."""
+        return next_token_loss(self._logits(model, batch), batch["labels_BS"])
+
+    def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens_BS, boundaries = batch["tokens_BS"], batch["cu_seq_lens"]
         documents: dict[str, Any] = {}
         if self._attention == "packed":
@@ -180,19 +160,30 @@ class PretrainTask:
             documents |= {f"max_length_{side}": batch["max_length"] for side in "qk"}
             if tokens_BS.device.type == "cpu":  # no flash kernel: one mask serves all layers
                 documents["attention_mask"] = document_mask(boundaries, *tokens_BS.shape)
-        output = model(input_ids=tokens_BS, position_ids=batch["positions_BS"], **documents)
-        return next_token_loss(output.logits, batch["labels_BS"])
+        if documents or self.data_config.packing != "none":
+            documents["position_ids"] = batch["positions_BS"]
+        # else one document from position 0, and padding that nothing before it can see
+        output = model(input_ids=tokens_BS, **documents)
+        logits: Tensor = output.logits
+        return logits
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
-        """Summed loss and its count."""
-        return {"nats": self.loss(model, batch), "labels": float(batch["count"])}
+        """Summed loss and its count; with several sources, those of each, too."""
+        if len(self.data.parts) == 1:
+            return {"nats": self.loss(model, batch), "labels": float(batch["count"])}
+        labels_BS, sources_B = batch["labels_BS"], batch["sources_B"]
+        nats_B = next_token_losses(self._logits(model, batch), labels_BS)
+        labels_B = (labels_BS != IGNORED).sum(1)
+        sums: dict[str, Tensor | float] = {"nats": nats_B.sum(), "labels": labels_B.sum()}
+        for number in range(len(self.data.parts)):
+            here_B = sources_B == number
+            sums[f"nats/{number}"] = (nats_B * here_B).sum()
+            sums[f"labels/{number}"] = (labels_B * here_B).sum()
+        return sums
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Loss per token, and per byte of text, which compares across tokenizers."""
-        loss = sums["nats"] / max(sums["labels"], 1.0)
-        held_out = self._parts[1]
-        tokens_per_byte = len(held_out.tokens) / max(held_out.num_bytes, 1)
-        return {"loss": loss, "nats_per_byte": loss * tokens_per_byte}
+        """See `recipes.text.data.TextData.summarize`."""
+        return self.data.summarize(sums)
 
     @classmethod
     def add_export_arguments(cls, parser: ArgumentParser) -> None:
@@ -207,20 +198,22 @@ class PretrainTask:
 
     def flops(self, batch: Batch) -> float:
         """Matrix products (6 per parameter and token) plus attention inside the documents."""
-        tokens = batch["tokens_BS"].numel()
+        tokens = batch["tokens_BS"].numel() - batch["padding"]
         return self._flops_per_token * tokens + self._flops_per_pair * float(batch["pairs"])
 
     def describe(self) -> dict[str, str]:
         """Model, corpus and sequences."""
         config = self.hf_config.get_text_config()
-        train, held_out = self._parts
-        files = " ".join(self.data_config.files or ["sources of Python's standard library"])
-        tokenizer = self.data_config.tokenizer or "bytes"
         return {
             "model": f"{config.model_type}, {config.num_hidden_layers} layers x "
             f"{config.hidden_size}, vocabulary {config.vocab_size:,}",
-            "data": f"{files}: {len(train.starts) - 1:,} documents, {len(train.tokens):,} tokens "
-            f"({tokenizer}), {len(held_out.tokens):,} held out",
-            "sequences": f"{self.data_config.sequence_length:,} tokens, documents packed"
-            + ("" if len(held_out.tokens) else "; none held out, so no evaluation"),
+            **self.data.describe(self.data_config.tokenizer or "bytes"),
         }
+
+    def show(self, sample: Sequence_S) -> Iterator[str]:
+        """See `recipes.text.inspect.show`."""
+        return inspect.show(sample, self.tokenizer, [part.short_name for part in self.data.parts])
+
+    def survey(self) -> dict[str, str]:
+        """See `recipes.text.inspect.survey`."""
+        return inspect.survey(self.data)

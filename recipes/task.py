@@ -6,9 +6,9 @@ A task is an ordinary class. A package offers it through an entry point of the g
 """
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -21,7 +21,12 @@ class DataError(Exception):
 
 
 class Samples(Protocol):
-    """A map-style dataset: any sample can be read at any time, which is what makes resume exact."""
+    """A map-style dataset: any sample can be read at any time, which is what makes resume exact.
+
+    It may also have a method `fingerprint() -> str`: equal where every index gives an equal sample,
+    on whatever machine. Ranks compare it, and a run that is resumed compares it with the run before.
+    Without it, their number is compared (`trainer.data.fingerprint`).
+    """
 
     def __len__(self) -> int:
         """Samples in one epoch, at least 1."""
@@ -108,6 +113,19 @@ class Task(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """Lines for the run's header: what is trained on what."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """What a task may add for `python -m trainer.inspect_data`: its samples in words."""
+
+    def show(self, sample: Any) -> Iterator[str]:
+        """Lines on one sample: everything that the model sees of it."""
+        ...
+
+    def survey(self) -> Mapping[str, str]:
+        """Lines on all training samples, by name; a line may have breaks in it."""
         ...
 
 

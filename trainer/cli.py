@@ -15,6 +15,7 @@ from trainer.checkpoint.folder import Checkpoints
 from trainer.checkpoint.loader import find
 from trainer.compose import run_jobs
 from trainer.config import Config, build_config
+from trainer.data import check_enough
 from trainer.errors import CONFIG, DATA, DONE, ConfigError, RunError
 from trainer.launch import Invocation, decide, slurm_environment, start_ranks, stopped_early
 from trainer.plan import make_plan
@@ -80,6 +81,7 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     run_dir = _prepare(config)
     plain["run"]["dir"] = str(run_dir)
     check_task(task)
+    check_enough(task.train_samples(), config.trainer.batch_size)
     if stop.requested():
         return stopped_early()
     if place.world_size == 1 and not sweep:

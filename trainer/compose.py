@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -97,6 +98,8 @@ def run_jobs(
             raise
         except (HydraException, OmegaConfBaseException, ValueError, AttributeError) as error:
             raise ConfigError(explain(error, arguments)) from error
+        except yaml.YAMLError as error:  # such as a key that a file has twice
+            raise ConfigError(f"cannot read YAML: {' '.join(str(error).split())}") from error
     return next((code for code in codes if code), 0)
 
 

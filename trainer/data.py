@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from collectives.host import all_sum
-from recipes.task import Batch, Samples, Task
+from recipes.task import Batch, DataError, Samples, Task
 from trainer import rundir, stop
 from trainer.plan import Plan
 
@@ -39,6 +39,21 @@ class Step:
     """Which samples of the dataset the step has, over all ranks; worked out when asked for."""
     stop: bool
     """Some rank was asked to stop: leave the loop instead."""
+
+
+def fingerprint(samples: Samples) -> str:
+    """What tells these samples from others: their own `fingerprint()`, else how many there are."""
+    own = getattr(samples, "fingerprint", None)
+    return str(own()) if callable(own) else f"{len(samples)} samples"
+
+
+def check_enough(samples: Samples, batch_size: int) -> None:
+    """Raise `DataError` if the samples do not fill one step: it would train on some of them twice."""
+    if len(samples) < batch_size:
+        raise DataError(
+            f"{len(samples)} samples do not fill one batch of {batch_size}: set trainer.batch_size to "
+            "less, or give more data"
+        )
 
 
 def training_steps(

@@ -16,10 +16,13 @@ from trainer.plugins import node_types, tasks
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The string that follows each field of a dataclass, on one line."""
+    """The string that follows each field of a dataclass (or of what it extends), on one line."""
+    docs: dict[str, str] = {}
+    for base in kind.__bases__:
+        if is_dataclass(base):
+            docs |= field_docs(base)
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
     assert isinstance(tree, ast.ClassDef)
-    docs: dict[str, str] = {}
     name = None
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):

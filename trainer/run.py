@@ -23,7 +23,7 @@ from trainer import rundir, stop
 from trainer.checkpoint.loader import find, load
 from trainer.checkpoint.saver import Saved, Saver
 from trainer.config import Config
-from trainer.data import Step, training_steps
+from trainer.data import Step, check_enough, fingerprint, training_steps
 from trainer.errors import CheckpointError, ConfigError, RunError
 from trainer.failure import end_rank
 from trainer.guard import Guard
@@ -163,7 +163,8 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     task = make_task(config)
     check_task(task)
     train_samples, eval_samples = task.train_samples(), task.eval_samples()
-    _check_same(len(train_samples))
+    _check_same(" ".join(fingerprint(s) for s in (train_samples, eval_samples) if s is not None))
+    check_enough(train_samples, config.trainer.batch_size)
     plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
     mesh = build_mesh(plan.mesh, device.type)
     model, notes = _build_model(config, task, mesh, device)
@@ -234,9 +235,9 @@ def _sees(file: Path) -> bool:
     return False
 
 
-def _check_same(length: int) -> None:
-    """Raise `DataError` on every rank if ranks found different data."""
-    if all_sum([float(broadcast(length) != length)])[0]:
+def _check_same(found: str) -> None:
+    """Raise `DataError` on every rank if ranks found different data; `found` is its fingerprint."""
+    if all_sum([float(broadcast(found) != found)])[0]:
         raise DataError(
             "ranks found different training data: give every node the same files, or set data.files"
         )

@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 
 from models.causal_lm import CausalLMConfig
-from recipes.pretrain import PretrainTask, TextConfig
+from recipes.pretrain import PretrainTask
+from recipes.text.config import TextConfig
 
 
 @dataclass(kw_only=True)

@@ -2,8 +2,9 @@ import pytest
 
 from models.causal_lm import CausalLMConfig
 from parallel.mesh import ParallelConfig
-from recipes.pretrain import PretrainConfig, TextConfig
+from recipes.pretrain import PretrainConfig
 from recipes.task import DataError
+from recipes.text.config import TextConfig
 from trainer.config import Config, TrainerConfig
 from trainer.errors import ConfigError
 from trainer.plan import make_plan

@@ -6,7 +6,16 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from recipes.task import DataError
-from recipes.text.tokens import ByteTokenizer, load_tokenizer, tokenized
+from recipes.text.config import TextConfig
+from recipes.text.corpus import find
+from recipes.text.documents import TextEncoder
+from recipes.text.store import tokenized
+from recipes.text.tokenizers import ByteTokenizer, load_tokenizer
+
+
+def store(files, tokenizer, holdout, cache, bad=0, key="text"):
+    source = find("data", TextConfig(files=[str(file) for file in files]))
+    return tokenized(source, TextEncoder(tokenizer, key), holdout, bad, cache)
 
 
 def documents_of(part):
@@ -23,7 +32,8 @@ def test_bytes_go_in_and_come_out(tmp_path):
         file = tmp_path / f"{number:04}.txt"
         file.write_bytes(text)
         files.append(file)
-    train, held_out = tokenized(files, "text", ByteTokenizer(), 0.2, tmp_path / "cache")
+    made = store(files, ByteTokenizer(), 0.2, tmp_path / "cache")
+    train, held_out = made.train, made.held_out
     assert sorted(documents_of(train) + documents_of(held_out)) == sorted(texts)
     assert 50 < len(documents_of(held_out)) < 150
     assert (train.tokens[train.starts[1:] - 1] == 256).all()
@@ -33,10 +43,10 @@ def test_bytes_go_in_and_come_out(tmp_path):
 def test_the_cache_is_read_again_and_a_changed_file_is_not(tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes(b"one")
-    first, _ = tokenized([file], "text", ByteTokenizer(), 0.0, tmp_path / "cache")
-    assert documents_of(tokenized([file], "text", ByteTokenizer(), 0, tmp_path / "cache")[0])
+    first = store([file], ByteTokenizer(), 0.0, tmp_path / "cache").train
+    assert documents_of(store([file], ByteTokenizer(), 0, tmp_path / "cache").train)
     file.write_bytes(b"two!")
-    second, _ = tokenized([file], "text", ByteTokenizer(), 0.0, tmp_path / "cache")
+    second = store([file], ByteTokenizer(), 0.0, tmp_path / "cache").train
     assert (documents_of(first), documents_of(second)) == ([b"one"], [b"two!"])
 
 
@@ -47,7 +57,7 @@ def test_many_readers_at_once_make_one_cache(tmp_path):
     threads = [
         threading.Thread(
             target=lambda: results.append(
-                len(tokenized([file], "text", ByteTokenizer(), 0.0, tmp_path / "c")[0].tokens)
+                len(store([file], ByteTokenizer(), 0.0, tmp_path / "c").train.tokens)
             )
         )
         for _ in range(8)
@@ -63,8 +73,8 @@ def test_many_readers_at_once_make_one_cache(tmp_path):
 def test_a_failure_leaves_no_half_cache(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\nbroken')
     for _ in range(2):
-        with pytest.raises(DataError, match="line 2"):
-            tokenized([tmp_path / "bad.jsonl"], "text", ByteTokenizer(), 0.0, tmp_path / "cache")
+        with pytest.raises(DataError, match=r"bad\.jsonl:2"):
+            store([tmp_path / "bad.jsonl"], ByteTokenizer(), 0.0, tmp_path / "cache")
     assert not any(p.is_dir() for p in (tmp_path / "cache").iterdir())
 
 
@@ -82,10 +92,42 @@ def test_a_tokenizer_from_a_folder(tokenizer_folder, tmp_path):
     tokenizer = load_tokenizer(str(tokenizer_folder))
     assert (tokenizer.size, tokenizer.end) == (5, 1)
     (tmp_path / "a.txt").write_text("hello world . what")
-    train, _ = tokenized([tmp_path / "a.txt"], "text", tokenizer, 0.0, tmp_path / "cache")
+    train = store([tmp_path / "a.txt"], tokenizer, 0.0, tmp_path / "cache").train
     assert train.tokens.tolist() == [2, 3, 4, 0, 1]
 
 
 def test_a_missing_tokenizer_is_named():
     with pytest.raises(DataError, match=r"data.tokenizer=/nowhere cannot be loaded"):
         load_tokenizer("/nowhere")
+
+
+def test_the_digest_is_of_the_content_wherever_it_lies(tmp_path):
+    digests = []
+    for folder, text in (("a", "same"), ("b", "same"), ("c", "other")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "x.txt").write_text(text)
+        made = store([tmp_path / folder / "x.txt"], ByteTokenizer(), 0.0, tmp_path / "cache")
+        digests.append(made.train.digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_skipped_rows_are_remembered_with_the_cache(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_text('{"text": "fine"}\nbroken\n')
+    for _ in range(2):  # written, then read
+        made = store([file], ByteTokenizer(), 0.0, tmp_path / "cache", bad=1)
+        assert (made.bad_rows, len(made.first_bad)) == (1, 1)
+        assert made.first_bad[0].startswith(f"{file}:2: not JSON")
+    with pytest.raises(DataError, match=r"a\.jsonl:2: not JSON"):
+        store([file], ByteTokenizer(), 0.0, tmp_path / "cache", bad=0)
+
+
+def test_a_tokenizer_of_text_refuses_other_bytes(tokenizer_folder, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xff")
+    tokenizer = load_tokenizer(str(tokenizer_folder))
+    with pytest.raises(DataError, match=r"a\.txt: not UTF-8"):
+        store([tmp_path / "a.txt"], tokenizer, 0.0, tmp_path / "cache")
+
+
+def test_bytes_are_shown_as_text():
+    assert ByteTokenizer().decode([*"für".encode(), 256, 255]) == "für<end>\\xff"

@@ -1,0 +1,1 @@
+"""Conversations for language models: rows of many layouts, chat templates, what is learnt."""
