@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from recipes.task import DataError
 from trainer import rundir, stop, worker
@@ -17,10 +16,9 @@ from trainer.compose import run_jobs
 from trainer.config import Config, build_config
 from trainer.data import check_enough
 from trainer.errors import CONFIG, DATA, DONE, ConfigError, RunError
-from trainer.launch import Invocation, decide, slurm_environment, start_ranks, stopped_early
+from trainer.launch import decide, slurm_environment, start_ranks, stopped_early
 from trainer.plan import make_plan
 from trainer.run import check_task, make_task
-from trainer.watch.header import header_lines, print_header
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,20 +59,15 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     if dry_run and not _is_first_rank():
         return DONE
     task = make_task(config)
-    plan = make_plan(config, place.world_size, None, task.axes)
+    make_plan(
+        config, place.world_size, None, task.axes
+    )  # or say what is wrong, before data is read
     _check_resume(config)
     if dry_run:
+        from trainer.dry_run.dry_run import dry_run as print_plan  # what other runs do not need
+
         check_task(task)
-        device = torch.cuda.get_device_name(0) if gpus else "CPU"
-        lines = header_lines(
-            config,
-            Invocation("dry run", overrides),
-            plan,
-            task.describe(),
-            device=device,
-            run_dir=None,
-        )
-        print_header(Console(), lines)
+        print_plan(config, overrides, task, place.world_size)
         return DONE
     if stop.requested():  # of a sweep, perhaps; before there is a folder
         return stopped_early()

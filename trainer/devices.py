@@ -25,25 +25,25 @@ class Device:
 
 
 _FIGURES = {
-    # GB of memory, TB/s of memory, GB/s to the others of the node in one direction
-    "B200": (180, 8.0, 900),
-    "GH200": (96, 4.0, 450),
-    "H200": (141, 4.8, 450),
-    "H100": (80, 3.35, 450),
-    "H100 PCIe": (80, 2.0, 64),
-    "H100 NVL": (94, 3.9, 300),
-    "H20": (96, 4.0, 450),
-    "H800": (80, 3.35, 200),
-    "A100": (80, 2.0, 300),
-    "A800": (80, 2.0, 200),
-    "A10G": (24, 0.6, 32),
-    "A10": (24, 0.6, 32),
-    "L40S": (48, 0.864, 32),
-    "L40": (48, 0.864, 32),
-    "L4": (24, 0.3, 32),
-    "RTX 4090": (24, 1.0, 32),
-    "MI300X": (192, 5.3, 448),
-    "MI250X": (128, 3.2, 300),
+    # GiB that the driver reports, TB/s of memory, GB/s to the others of the node in one direction
+    "B200": (179.0, 8.0, 900),
+    "GH200": (95.0, 4.0, 450),
+    "H200": (139.8, 4.8, 450),
+    "H100": (79.6, 3.35, 450),
+    "H100 PCIe": (79.6, 2.0, 64),
+    "H100 NVL": (93.6, 3.9, 300),
+    "H20": (95.6, 4.0, 450),
+    "H800": (79.6, 3.35, 200),
+    "A100": (79.3, 2.0, 300),
+    "A800": (79.3, 2.0, 200),
+    "A10G": (22.5, 0.6, 32),
+    "A10": (22.5, 0.6, 32),
+    "L40S": (45.0, 0.864, 32),
+    "L40": (45.0, 0.864, 32),
+    "L4": (22.5, 0.3, 32),
+    "RTX 4090": (23.6, 1.0, 32),
+    "MI300X": (191.5, 5.3, 448),
+    "MI250X": (64.0, 1.6, 200),
 }
 
 
@@ -56,7 +56,7 @@ def device_by_name(name: str) -> Device | None:
     memory, memory_rate, link_rate = _FIGURES[key]
     flops = peak_flops_by_name(key)
     assert flops is not None, key
-    return Device(key, flops, memory * 1e9, memory_rate * 1e12, link_rate * 1e9)
+    return Device(key, flops, memory * 2**30, memory_rate * 1e12, link_rate * 1e9)
 
 
 def chosen_device(name: str) -> Device:

@@ -36,6 +36,8 @@ class LaunchConfig:
 
     nproc: int | None = None
     """Ranks on this machine; null: one per visible GPU, or two on the CPU."""
+    device: str | None = None
+    """What trainer.dry_run plans for: h200, h100, a100 ... or cpu; null: the GPUs of this machine."""
     timeout: float = 600.0
     """Seconds after which a collective that does not complete ends the job."""
 

@@ -17,8 +17,6 @@ from trainer.dry_run.probe import Moment, Probe
 FP32 = 4
 MOMENTS = 2
 """Of AdamW, in fp32."""
-LITTLE = 1 << 26
-"""Bytes: see `parallel.tide.suitable`."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,10 @@ def estimate(
     collectives: CollectivesConfig,
     accumulation: int,
 ) -> Memory:
-    """The worst moment of a step on a GPU; `shards` ranks share a copy of the weights."""
+    """The worst moment of a step; `shards` ranks share a copy of the weights.
+
+    `collectives` must say what is little and whether shards are cast ahead.
+    """
     shard = {group.name: _shard_numel(group, shards) for group in groups}
     trained = sum(shard[g.name] for g in groups if g.trained)
     whole = sum(g.trained for g in groups)
@@ -145,7 +146,7 @@ def _buffers(
         found.gathered = number * max(rotating, default=0)
         found.gathered += sum(slots[g.name] for g in tide if not g.reshards)
         found.staging = DEPTH * _size("bfloat16") * collectives.chunk
-        if collectives.cast_ahead is not False and parallel.param_dtype != "float32":
+        if collectives.cast_ahead and parallel.param_dtype != "float32":
             found.cast = size * sum(shard[g.name] for g in tide)
     # The layer in use, and the next one on its way; packed gradients of the one before.
     found.gathered += 2 * size * _largest(g for g in stock if g.reshards)
@@ -159,10 +160,13 @@ def _largest(groups: Iterable[Group]) -> int:
 
 
 def is_large(group: Group, collectives: CollectivesConfig, size: int) -> bool:
-    """Whether TIDE serves a group on GPUs: see `parallel.tide.suitable.too_small`."""
-    smallest = LITTLE if collectives.smallest is None else collectives.smallest
+    """Whether TIDE serves a group: see `parallel.tide.suitable.too_small`."""
+    assert collectives.smallest is not None
     nbytes = group.numel * size
-    return nbytes >= smallest and nbytes * 32 >= len(group.parameters) * smallest
+    return (
+        nbytes >= collectives.smallest
+        and nbytes * 32 >= len(group.parameters) * collectives.smallest
+    )
 
 
 def _slot(group: Group, shards: int, dtype: str) -> int:

@@ -1,0 +1,107 @@
+"""Putting a plan's figures together: the model on meta, its groups, a probe, then arithmetic."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from collectives.config import CollectivesConfig
+from parallel.blocks import find_blocks
+from parallel.recompute import recompute
+from recipes.task import Samples, Task
+from trainer.config import Config
+from trainer.devices import Device
+from trainer.dry_run.duration import Duration, duration
+from trainer.dry_run.memory import Group, Memory, estimate, groups_of
+from trainer.dry_run.probe import Probe, probe
+from trainer.dry_run.wire import Wire, bytes_sent
+from trainer.plan import Plan
+
+NODE = 8
+"""Ranks on a node, where nothing says how many."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run would take, by rank and step."""
+
+    parameters: int
+    owned: int
+    """Of them on a rank."""
+    labels: float
+    """What a step learns from, over all ranks."""
+    flops: float
+    """Of a step, over all ranks."""
+    wire: Wire
+    memory: Memory | None
+    """None if the passes cannot be followed without data; `problem` says why."""
+    duration: Duration | None
+    """None without a device to run on, too."""
+    problem: str | None = None
+
+
+def forecast(
+    config: Config, plan: Plan, task: Task, samples: Samples, device: Device | None
+) -> Forecast:
+    """Work everything out for the first micro-batch; `device` None: CPU ranks."""
+    model: Any = task.build_model()
+    groups = groups_of(model, config.parallel)
+    for _, block in find_blocks(model):
+        recompute(block, config.parallel.activation_checkpointing)
+    model.to(getattr(torch, config.parallel.param_dtype))
+    host = task.collate([samples[i % len(samples)] for i in range(plan.micro_batch_size)])
+    watched, problem = _watch(task, model, groups, host)
+    shards, settings = plan.mesh["shard"], resolved(config.collectives, device)
+    wire = bytes_sent(
+        groups, plan.mesh, node_size(config, plan), config.parallel, settings, plan.accumulation
+    )
+    flops = task.flops(host)
+    micros = plan.data_parallel * plan.accumulation
+    found = Forecast(
+        parameters=sum(g.numel for g in groups),
+        owned=sum(g.numel for g in groups) // shards,
+        labels=task.count(host) * micros,
+        flops=flops * micros,
+        wire=wire,
+        memory=None,
+        duration=None,
+        problem=problem,
+    )
+    if watched is None:
+        return found
+    memory = estimate(groups, watched, shards, config.parallel, settings, plan.accumulation)
+    took = None
+    if device is not None:
+        name = settings.name
+        took = duration(watched, flops, plan.accumulation, groups, shards, wire, name, device)
+    return replace(found, memory=memory, duration=took)
+
+
+def _watch(
+    task: Task, model: Any, groups: list[Group], host: Mapping[str, Any]
+) -> tuple[Probe | None, str | None]:
+    batch = {
+        name: value.to("meta") if isinstance(value, torch.Tensor) else value
+        for name, value in host.items()
+    }
+    try:
+        found = probe(model, [g.parameters for g in groups], lambda: task.loss(model, batch))
+    except (NotImplementedError, RuntimeError) as error:  # the model looks at values
+        return None, " ".join(str(error).split())[:160]
+    return found, None
+
+
+def resolved(config: CollectivesConfig, device: Device | None) -> CollectivesConfig:
+    """The settings with what the kind of device decides filled in."""
+    gpu = device is not None
+    return replace(
+        config,
+        smallest=config.smallest if config.smallest is not None else (1 << 26) * gpu,
+        cast_ahead=gpu if config.cast_ahead is None else config.cast_ahead,
+    )
+
+
+def node_size(config: Config, plan: Plan) -> int:
+    """Ranks on a node: as configured, or eight of many, or all."""
+    return config.parallel.node_size or min(plan.world_size, NODE)
