@@ -10,11 +10,12 @@ import torch
 
 from recipes.task import DataError
 from trainer import rundir, stop, worker
-from trainer.checkpoint.folder import Checkpoints
+from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
+from trainer.checkpoint.folder import Checkpoints, read_progress
 from trainer.checkpoint.loader import find
 from trainer.compose import run_jobs
 from trainer.config import Config, build_config
-from trainer.data import check_enough
+from trainer.data import check_enough, fingerprint
 from trainer.errors import CONFIG, DATA, DONE, ConfigError, RunError
 from trainer.launch import decide, slurm_environment, start_ranks, stopped_early
 from trainer.plan import make_plan
@@ -62,7 +63,7 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     make_plan(
         config, place.world_size, None, task.axes
     )  # or say what is wrong, before data is read
-    _check_resume(config)
+    progress = _check_resume(config)
     if dry_run:
         from trainer.dry_run.dry_run import dry_run as print_plan  # what other runs do not need
 
@@ -74,7 +75,11 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     run_dir = _prepare(config)
     plain["run"]["dir"] = str(run_dir)
     check_task(task)
-    check_enough(task.train_samples(), config.trainer.batch_size)
+    samples, trainer = task.train_samples(), config.trainer
+    check_enough(samples, trainer.batch_size)
+    if progress is not None:
+        check_epochs(progress, trainer.batch_size, trainer.epochs)
+        goes_on(progress, DataIdentity(trainer.seed, fingerprint(samples)), trainer.change_data)
     if stop.requested():
         return stopped_early()
     if place.world_size == 1 and not sweep:
@@ -97,10 +102,13 @@ def _prepare(config: Config) -> Path:
     return run_dir
 
 
-def _check_resume(config: Config) -> None:
-    """Find the checkpoint to resume from, or the reason why there is none, before any rank starts."""
-    if config.run.dir is not None or config.trainer.resume not in ("auto", "never"):
-        find(config.trainer.resume, Checkpoints(Path(config.run.dir or ".") / "checkpoints"))
+def _check_resume(config: Config) -> dict[str, Any] | None:
+    """What the checkpoint to resume from says, or why it cannot be used, before any rank starts."""
+    if config.run.dir is None and config.trainer.resume in ("auto", "never"):
+        return None
+    checkpoints = Checkpoints(Path(config.run.dir or ".") / "checkpoints")
+    found = find(config.trainer.resume, checkpoints)
+    return read_progress(found) if found is not None else None
 
 
 def _is_first_rank() -> bool:

@@ -51,8 +51,10 @@ class TrainerConfig:
     """End after so many steps in a row whose loss or gradient is not finite."""
     resume: str = "never"
     """never; auto: from the run folder's newest checkpoint, if there is one; or a checkpoint folder."""
+    change_data: bool = False
+    """Allow resuming with another seed or other data, which then begins at its start."""
     dry_run: bool = False
-    """Print what would run, and end."""
+    """Print what would run and what it would take, and end."""
 
     def __post_init__(self) -> None:
         for name, low in (("steps", 1), ("batch_size", 1), ("eval_every", 0), ("workers", 0)):

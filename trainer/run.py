@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
 from recipes.task import DataError, Samples, Task
 from trainer import rundir, stop
+from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.loader import find, load
 from trainer.checkpoint.saver import Saved, Saver
 from trainer.config import Config
@@ -67,6 +68,11 @@ class Job:
     state: State = field(default_factory=State)
     saved_step: int = -1
     """The step of the newest checkpoint that this run wrote or read."""
+
+    @cached_property
+    def data_identity(self) -> DataIdentity:
+        """What decides which sample has which number."""
+        return DataIdentity(self.config.trainer.seed, fingerprint(self.train_samples))
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -120,6 +126,8 @@ class Job:
             "samples": self.state.samples,
             "evaluated": self.state.evaluated,
             "skipped": self.guard.skipped,
+            "batch_size": self.config.trainer.batch_size,
+            **self.data_identity.entries(),
             "recipe": self.config.recipe,
             "tokens": self.watch.tokens,
             "tracker": self.watch.tracker_id,
@@ -129,7 +137,11 @@ class Job:
     def restore(self, checkpoint: Path) -> None:
         """Go back to a checkpoint."""
         progress = load(checkpoint, self.model, self.optimizer, self.device)
-        self.state = State(progress["step"], progress["samples"], progress["evaluated"])
+        trainer = self.config.trainer
+        check_epochs(progress, trainer.batch_size, trainer.epochs)
+        same = goes_on(progress, self.data_identity, trainer.change_data)
+        samples = progress["samples"] if same else 0
+        self.state = State(progress["step"], samples, progress["evaluated"])
         self.saved_step = self.state.step
         self.guard.skipped = progress["skipped"]
         self.watch.tokens = progress["tokens"]
