@@ -74,7 +74,7 @@ def _memory(config: Config, found: Forecast, device: Device | None) -> Iterator[
         nbytes = getattr(found.memory, name)
         if name == "activations":
             what += f", checkpointing {config.parallel.activation_checkpointing}"
-        if nbytes:
+        if nbytes > GIB / 200:  # else it would be shown as 0.00
             yield f"  {nbytes / GIB:8.2f} {name}: {what}"
     if config.parallel.compile:
         yield "  compiled blocks may keep less"
