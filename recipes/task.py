@@ -7,7 +7,7 @@ A task is an ordinary class. A package offers it through an entry point of the g
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -107,4 +107,16 @@ class Task(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """Lines for the run's header: what is trained on what."""
+        ...
+
+
+@runtime_checkable
+class HasPanels(Protocol):
+    """A task that adds panels of its own to the run's report. Not every task has to."""
+
+    def panels(self) -> Sequence[Mapping[str, Any]]:
+        """All panels as they are now, as plain data; `docs/writing-a-task.md` has the kinds.
+
+        Called on rank 0 alone after each evaluation: it must not talk to other ranks.
+        """
         ...

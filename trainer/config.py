@@ -21,6 +21,7 @@ from trainer.optim import OptimConfig
 from trainer.plugins import node_types, tasks
 from trainer.rundir import RunDirConfig
 from trainer.watch.config import LoggingConfig
+from trainer.watch.profile import ProfileConfig
 
 
 @dataclass(kw_only=True)
@@ -51,6 +52,7 @@ class TrainerConfig:
     """End after so many steps in a row whose loss or gradient is not finite."""
     resume: str = "never"
     """never; auto: from the run folder's newest checkpoint, if there is one; or a checkpoint folder."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     dry_run: bool = False
     """Print what would run, and end."""
 

@@ -31,6 +31,7 @@ from trainer.optim import build_optimizer
 from trainer.plan import Plan, make_plan
 from trainer.plugins import tasks
 from trainer.process import redirect_output
+from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
 
 
@@ -71,6 +72,11 @@ class Job:
     def parameters(self) -> list[torch.nn.Parameter]:
         """Parameters that train, shared ones once."""
         return [p for p in self.model.parameters() if p.requires_grad]
+
+    @property
+    def clock(self) -> Clock:
+        """Where the time of a step goes."""
+        return self.watch.clock
 
     def steps(self) -> Iterator[Step]:
         """The steps that are left."""
