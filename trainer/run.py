@@ -126,6 +126,7 @@ class Job:
         self.saved_step = self.state.step
         self.guard.skipped = progress["skipped"]
         self.watch.tokens = progress["tokens"]
+        self.watch.skipped = progress["skipped"]
         self.watch.tracker_id = progress["tracker"]
 
 

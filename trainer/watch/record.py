@@ -63,6 +63,7 @@ class Record:
     ) -> None:
         self.run_dir, self._say = run_dir, say
         self.tracker = Tracker(config.wandb, run_dir, run_id, say)
+        self._panels_work = True
         self._metrics = Metrics(run_dir / "metrics.jsonl")
         self._views: dict[str, View] = {"wandb": self.tracker}
         if config.tensorboard:
@@ -81,11 +82,17 @@ class Record:
         self._metrics.write(timed)
         self._each(lambda view: view.log(timed))
 
-    def panels(self, panels: Sequence[Mapping[str, Any]]) -> None:
+    def panels(self, panels: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
         """Keep what the task adds to the report; it replaces what it added before."""
         temporary = self.run_dir / f".{PANELS}"
-        temporary.write_text(json.dumps(list(panels), default=str))
-        os.replace(temporary, self.run_dir / PANELS)
+        if not self._panels_work:
+            return
+        try:
+            temporary.write_text(json.dumps(list(panels()), default=str))
+            os.replace(temporary, self.run_dir / PANELS)
+        except Exception as error:  # the task's own; training matters more
+            self._panels_work = False
+            self._say(f"the task's panels are left out: {type(error).__name__}: {error}")
 
     def close(self, code: int) -> None:
         """No more rows."""

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from torch import nn
 
-from collectives.host import all_gather
+from collectives.host import all_gather, broadcast
 from parallel.waits import report_waits
 from recipes.task import HasPanels, Task
 from trainer.config import Config
@@ -53,7 +53,7 @@ class Watch:
         self.config, self.invocation, self.plan = config, invocation, plan
         self.run_dir, self.device = run_dir, device
         self.tracker_id: str | None = None
-        self.tokens = 0.0
+        self.tokens, self.skipped = 0.0, 0
         self.clock = make_clock(device)
         self._waits_known = report_waits(self.clock.communication)
         self._peak = peak_flops(device)
@@ -64,7 +64,7 @@ class Watch:
         )
         self._productive = 0.0
         self._first_start = _STARTED
-        self._last_step, self._last_skipped = 0, 0
+        self._last_step = 0
 
     def _say(self, text: str) -> None:
         if dist.get_rank() == 0:
@@ -93,6 +93,7 @@ class Watch:
                 }
             )  # fmt: skip
             self._progress.open(step)
+        broadcast(None)  # all ranks begin when rank 0 is ready
         self._first_step, self._begun = step, time.monotonic()
         self._last_step = step
         self._interval = Interval()
@@ -150,8 +151,7 @@ class Watch:
         now = time.monotonic()
         seconds = now - interval.since - sum(interval.pauses.values())
         by_rank = all_gather(measured(interval, phases, memory(self.device)))
-        skipped = guard.skipped - self._last_skipped
-        self._last_skipped = guard.skipped
+        skipped, self.skipped = guard.skipped - self.skipped, guard.skipped
         self._productive += seconds * (interval.steps - skipped) / interval.steps
         row: dict[str, Any] = {
             "kind": "train",
@@ -188,9 +188,12 @@ class Watch:
         if self._record is not None and figures:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
             self._progress.say(f"eval at step {number}  {shown}")
-            if isinstance(self._task, HasPanels):
-                self._record.panels(self._task.panels())
+            self._panels()
             self._write({"kind": "eval", "step": number, **figures})
+
+    def _panels(self) -> None:
+        if self._record is not None and isinstance(self._task, HasPanels):
+            self._record.panels(self._task.panels)
 
     def saved(self, number: int, path: Path) -> None:
         """Report a checkpoint."""
@@ -209,6 +212,7 @@ class Watch:
 
     def close(self, number: int, code: int, newest: Path | None) -> None:
         """Print the last lines: what was written where, and what to try next."""
+        self._panels()
         self._end(number, code, None)
         if dist.get_rank() != 0:
             return
