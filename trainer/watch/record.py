@@ -94,9 +94,11 @@ class Record:
             self._panels_work = False
             self._say(f"the task's panels are left out: {type(error).__name__}: {error}")
 
-    def close(self, code: int) -> None:
-        """No more rows."""
+    def close(self, code: int, page: bool = True) -> None:
+        """No more rows; without `page`, somebody else writes it."""
         self._metrics.close()
+        if not page:
+            self._views.pop("report.html", None)
         self._each(lambda view: view.close(code))
         self._views.clear()
 

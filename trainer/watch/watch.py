@@ -1,5 +1,6 @@
 """One object through which the loop reports; only rank 0 writes and speaks."""
 
+import os
 import shlex
 import sys
 import time
@@ -22,7 +23,7 @@ from trainer.config import Config
 from trainer.data import Step
 from trainer.errors import DONE, FAILED, STOPPED
 from trainer.guard import Guard
-from trainer.launch import Invocation
+from trainer.launch import EXCHANGE, Invocation
 from trainer.optim import learning_rate
 from trainer.plan import Plan
 from trainer.watch.clock import make_clock
@@ -213,7 +214,7 @@ class Watch:
     def close(self, number: int, code: int, newest: Path | None) -> None:
         """Print the last lines: what was written where, and what to try next."""
         self._panels()
-        self._end(number, code, None)
+        self._end(number, code)
         if dist.get_rank() != 0:
             return
         say = self._progress.say
@@ -238,18 +239,18 @@ class Watch:
             )
 
     def abandon(self) -> None:
-        """Close files after a failure, without a word."""
+        """Close files after a failure, without a word; a launcher of ours writes the page."""
         error = sys.exc_info()[1]
         why = f"{type(error).__name__}: {error}" if error is not None else None
-        self._end(self._last_step, getattr(error, "code", FAILED), why)
+        self._end(self._last_step, getattr(error, "code", FAILED), why, EXCHANGE not in os.environ)
 
-    def _end(self, number: int, code: int, why: str | None) -> None:
+    def _end(self, number: int, code: int, why: str | None = None, page: bool = True) -> None:
         report_waits(None)
         self._progress.close()
         self.profile.close()
         if self._record is not None:
             self._write({"kind": "end", "step": number, "code": code, "why": why})
-            self._record.close(code)
+            self._record.close(code, page)
             self._record = None
 
 

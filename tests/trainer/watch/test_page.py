@@ -3,19 +3,23 @@
 import csv
 import io
 import json
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.trainer.watch.runs import HOSTILE, ROWS, make_run, start, train
 from trainer.report import main
+from trainer.watch.config import LoggingConfig, WandbConfig
 from trainer.watch.page import chart, figures, panels, sections
 from trainer.watch.page.figures import Figure, Series, thin
 from trainer.watch.page.page import page
 from trainer.watch.page.runs import Run, load_run
+from trainer.watch.record import Record
 
 
 class Elements(HTMLParser):
@@ -131,6 +135,7 @@ def test_a_thinned_curve_keeps_its_ends_and_extremes(values, parts):
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 10))
 def test_ticks_are_round_and_inside(low, width, about):
+    assume(width > 1e-6 * abs(low))
     found = chart.ticks(low, low + width, about)
     assert len(found) <= 2 * about + 2
     assert all(low - width * 1e-6 <= tick <= low + width * (1 + 1e-6) for tick in found)
@@ -232,3 +237,26 @@ def test_a_folder_that_is_no_run_is_named(tmp_path, capsys, monkeypatch):
     make_run(tmp_path / "a")
     assert main(["a", "--out", "no/such/folder.html"]) == 2
     assert "set --out" in capsys.readouterr().err
+
+
+def test_the_panels_of_the_documentation_are_drawn():
+    text = (Path(__file__).parents[3] / "docs" / "writing-a-task.md").read_text()
+    code = re.search(r"```python\n(def panels.*?)```", text, re.S)[1]
+    found: dict = {}
+    exec(code, found)
+    shown = [panels.write_panel(panel) for panel in found["panels"](None)]
+    assert [("<svg" in one, "<table" in one, "<pre" in one) for one in shown] == [
+        (True, False, False), (True, False, False), (False, True, False), (False, False, True),
+    ]  # fmt: skip
+
+
+def test_a_tasks_panels_are_kept_and_broken_ones_switched_off(tmp_path):
+    said = []
+    record = Record(LoggingConfig(wandb=WandbConfig(mode="disabled")), tmp_path, said.append, None)
+    record.open({}, 0)
+    record.panels(lambda: [{"title": "mine", "kind": "text", "text": "words"}])
+    record.panels(lambda: 1 / 0)
+    record.panels(lambda: [])  # not asked again
+    record.close(0)
+    assert said == ["the task's panels are left out: ZeroDivisionError: division by zero"]
+    assert "mine" in (tmp_path / "report.html").read_text()

@@ -19,10 +19,9 @@ DONE, STOPPED = 0, 75
 
 def state(run: Run) -> tuple[str, str]:
     """One word for how a run stands, and what it means; the word is a class of the page, too."""
-    starts, ends = run.of("start"), run.of("end")
-    if len(ends) < len(starts) or not ends:
+    last = next((row for row in reversed(run.rows) if row["kind"] in ("start", "end")), {})
+    if last.get("kind") != "end":
         return "open", "running when this page was written, or killed"
-    last = ends[-1]
     if last.get("code") == DONE:
         return "done", f"after step {last['step']:,}"
     if last.get("code") == STOPPED:
