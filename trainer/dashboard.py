@@ -88,10 +88,11 @@ def describe() -> str:
 
 def build(entity: str, project: str, name: str) -> Any:
     """The workspace as wandb-workspaces has it; nothing is sent."""
-    import wandb_workspaces.reports.v2 as reports
-    import wandb_workspaces.workspaces as workspaces
+    from wandb_workspaces import workspaces
+    from wandb_workspaces.reports import v2
 
     def plot(panel: Panel) -> Any:
+        reports: Any = v2  # it does not say what it exports
         return reports.LinePlot(
             title=panel.title,
             x="step",
@@ -140,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import wandb
 
     try:
-        entity = given.entity or wandb.Api().default_entity
+        entity = given.entity or wandb.Api().default_entity or ""
         workspace = build(entity, given.project, given.name)
         workspace.save()
     except (wandb.Error, OSError, ValueError) as error:

@@ -52,6 +52,10 @@ def test_an_exception_in_process_shows_its_traceback_once(plugin, tmp_path):
     assert code == 1, output
     assert output.count("RuntimeError: this rank was told to fail") == 1
 
+    [end] = metrics(tmp_path / "r", "end")
+    assert end["why"] == "RuntimeError: this rank was told to fail"
+    assert 'class="state failed"' in (tmp_path / "r" / "report.html").read_text()
+
 
 def test_a_rank_that_leaves_early_ends_the_job(plugin, tmp_path):
     code, output = run(*FAULTY, "task.fault=exit", cwd=tmp_path, env=plugin, timeout=60)

@@ -1,7 +1,5 @@
 """What a run leaves to look at: two ranks, stopped behind a checkpoint, and resumed from it."""
 
-import json
-
 import pytest
 
 from tests.runs.helpers import SMALL, metrics, run
@@ -60,15 +58,3 @@ def scalars(folder):
     found = EventAccumulator(str(folder))
     found.Reload()
     return [event.step for event in found.Scalars("train/loss")]
-
-
-def test_a_run_that_fails_has_a_page_that_says_so(plugin, tmp_path):
-    code, output = run(
-        "task=faulty", "model=faulty", "data=faulty", *SMALL, "run.dir=r", "trainer.steps=50",
-        "task.fault=raise", "task.rank=0", "launch.nproc=1", cwd=tmp_path, env=plugin,
-    )  # fmt: skip
-    assert code == 1, output
-    [end] = metrics(tmp_path / "r", "end")
-    assert end["why"] == "RuntimeError: this rank was told to fail"
-    assert 'class="state failed"' in (tmp_path / "r" / "report.html").read_text()
-    assert json.dumps(end["code"]) == "1"

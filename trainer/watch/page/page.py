@@ -12,7 +12,7 @@ from pathlib import Path
 from trainer.watch.page import figures, sections
 from trainer.watch.page.chart import write_chart
 from trainer.watch.page.figures import Figure
-from trainer.watch.page.panels import table, write_panel
+from trainer.watch.page.panels import write_panel
 from trainer.watch.page.runs import Run, load_run
 
 
@@ -44,7 +44,7 @@ def page(runs: Sequence[Run]) -> str:
         "Memory": _charts(figures.memory(runs)),
         "From the task": _panels(runs),
         "Checkpoints": sections.checkpoints(runs),
-        "Events": table(["time", "run", "step", "what"], sections.events(runs)),
+        "Events": sections.event_table(runs),
         "Settings": _settings(runs),
     }
     links = "".join(f'<a href="#{_id(name)}">{name}</a>' for name, body in parts.items() if body)

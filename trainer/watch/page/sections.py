@@ -37,7 +37,7 @@ def glance(run: Run) -> dict[str, str]:
     last = train[-1]
     start = run.of("start")[-1:] or [{}]
     steps = start[0].get("steps")
-    found = {"step": f"{last['step']:,}" + (f" of {steps:,}" if isinstance(steps, int) else "")}
+    found = {"step": f"{last['step']:,}" + (f" / {steps:,}" if isinstance(steps, int) else "")}
     for key, words, form in (
         ("loss", "loss", "number"),
         ("tokens", "tokens", "count"),
@@ -107,6 +107,19 @@ def events(runs: Sequence[Run]) -> list[list[Any]]:
     return [line for _, line in sorted(found, key=lambda pair: -pair[0])]
 
 
+def event_table(runs: Sequence[Run]) -> str:
+    """The events; which run they are of, if there are several."""
+    return _by_run(["time", "run", "step", "what"], events(runs), 1, runs)
+
+
+def _by_run(columns: list[str], rows: list[list[Any]], at: int, runs: Sequence[Run]) -> str:
+    """A table whose column `at` names the run, and is left out where there is only one."""
+    if len(runs) > 1:
+        return table(columns, rows)
+    without = [[*row[:at], *row[at + 1 :]] for row in [columns, *rows]]
+    return table(without[0], without[1:])
+
+
 def _words(row: Mapping[str, Any], first: bool) -> str:
     """What a row says happened, or nothing."""
     if row["kind"] == "start":
@@ -137,7 +150,7 @@ def checkpoints(runs: Sequence[Run]) -> str:
         for run in runs
         for one in run.checkpoints
     ]  # fmt: skip
-    return table(["run", "checkpoint", "size", "written"], rows) if rows else ""
+    return _by_run(["run", "checkpoint", "size", "written"], rows, 0, runs) if rows else ""
 
 
 def differences(runs: Sequence[Run]) -> str:
