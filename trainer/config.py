@@ -63,6 +63,12 @@ class TrainerConfig:
             if getattr(self, name) is not None:
                 at_least(f"trainer.{name}", getattr(self, name), 1)
         at_least("trainer.nonfinite_limit", self.nonfinite_limit, 1)
+        window = self.profile.steps
+        if window is not None and window[0] > self.steps:
+            raise ValueError(
+                f"trainer.profile.steps={window} begins after the last step, "
+                f"trainer.steps={self.steps}: set trainer.profile.steps to steps of the run"
+            )
         if not 0 <= self.seed < 2**63:
             raise ValueError(
                 f"trainer.seed={self.seed}: set trainer.seed to 0 or more, below 2**63"

@@ -17,7 +17,7 @@ from parallel.norm import global_norm
 from parallel.tide import use_tide
 from parallel.waits import changed_names, report_waits, waiting
 from tests.ranks import run_ranks
-from trainer.watch.clock import Clock, HostMarks
+from trainer.watch.clock import Clock, HostMarks, make_clock
 
 
 def test_private_functions_look_as_they_did():
@@ -100,3 +100,34 @@ def test_who_waits_for_a_late_rank_has_communication_and_who_is_late_forward():
     early, late = run_ranks(2, check_slow_peer)
     assert early["communication"] > late["communication"]
     assert late["forward"] > early["forward"]
+
+
+def check_slow_gpu():
+    """The same where the host only queues: rank 1's GPU is busy before it gathers."""
+    device = torch.device("cuda", dist.get_rank())
+    model = nn.Sequential(nn.Linear(512, 512)).to(device)
+    fully_shard(model)
+    x = torch.ones(8, 512, device=device)
+    model(x).sum().backward()
+    clock = make_clock(device)
+    report_waits(clock.communication)
+    dist.barrier()
+    torch.cuda.set_sync_debug_mode("error")  # no mark waits for the device
+    with clock("forward"):
+        if dist.get_rank() == 1:
+            torch.cuda._sleep(10**9)
+        y = model(x)
+    with clock("backward"):
+        y.sum().backward()
+    torch.cuda.set_sync_debug_mode("default")
+    report_waits(None)
+    return clock.read()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_gpu_that_waits_for_another_has_communication(monkeypatch):
+    monkeypatch.setenv("SPRINGTIDE_TEST_DEVICE", "cuda")
+    early, late = run_ranks(2, check_slow_gpu)
+    assert early["communication"] > 10 * early["forward"]
+    assert late["forward"] > 10 * late["communication"]

@@ -12,10 +12,12 @@ Row = Mapping[str, Any]
 
 
 def productive_seconds(rows: Iterable[Row]) -> float:
-    """Time of the steps that `rows` report, without skipped ones."""
-    total, last, skipped = 0.0, 0, 0
+    """Time of the steps that `rows` report, without skipped ones; from the first start on."""
+    total, last, skipped = 0.0, None, 0
     for row in rows:
-        if row["kind"] == "train":
+        if row["kind"] == "start":
+            last, skipped = row["step"], row["skipped"]
+        elif row["kind"] == "train" and last is not None:
             steps = row["step"] - last - (row["skipped"] - skipped)
             total += max(steps, 0) * row["step_seconds"]
             last, skipped = row["step"], row["skipped"]

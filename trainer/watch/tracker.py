@@ -54,6 +54,7 @@ class Tracker:
                 raise
             self.mode = "offline"
             self._say(f"wandb is offline: it cannot be reached ({_first_line(error)})")
+            wandb.teardown()  # its service would say that the run's id is in use
             self._run = self._start(wandb, plain)
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")

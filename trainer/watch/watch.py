@@ -90,7 +90,7 @@ class Watch:
                 {
                     "kind": "start", "step": step, "started": _STARTED, "ranks": self.plan.world_size,
                     "device": device_name(self.device), "steps": self.plan.steps,
-                    "resumed": resumed.name if resumed else None,
+                    "skipped": self.skipped, "resumed": resumed.name if resumed else None,
                 }
             )  # fmt: skip
             self._progress.open(step)

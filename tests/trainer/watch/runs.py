@@ -34,7 +34,7 @@ def start(step, **changes):
     """The row that begins a run, or the rest of it."""
     return {
         "kind": "start", "step": step, "started": 1e9 + step - 1, "ranks": 2, "device": "CPU",
-        "steps": 100, "resumed": None, "time": 1e9 + step,
+        "steps": 100, "skipped": 0, "resumed": None, "time": 1e9 + step,
     } | changes  # fmt: skip
 
 
@@ -42,7 +42,7 @@ ROWS = [
     start(0), train(10), {"kind": "eval", "step": 10, "loss": 2.95, "time": 1e9 + 10},
     {"kind": "save", "step": 10, "name": "step-00000010", "time": 1e9 + 11}, train(20, skipped=2),
     {"kind": "end", "step": 20, "code": 1, "why": HOSTILE, "time": 1e9 + 21},
-    start(10, resumed="step-00000010", time=1e9 + 60), train(30, skipped=2, loss=None),
+    start(20, resumed="step-00000020", time=1e9 + 60, skipped=2), train(30, skipped=2, loss=None),
     {"kind": "end", "step": 30, "code": 0, "why": None, "time": 1e9 + 90},
 ]  # fmt: skip
 

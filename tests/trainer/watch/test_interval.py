@@ -63,13 +63,16 @@ def train(step, seconds, skipped=0):
 
 def test_only_steps_that_count_are_productive():
     rows = [
-        {"kind": "start", "step": 0, "started": 100.0},
+        train(7, 9.0),  # of a version that had no starts
+        {"kind": "start", "step": 0, "started": 100.0, "skipped": 0},
         train(10, 1.0),
         {"kind": "eval", "step": 10, "loss": 1.0},
         train(15, 2.0),  # before a checkpoint
-        {"kind": "start", "step": 15, "started": 200.0},
+        {"kind": "start", "step": 15, "started": 200.0, "skipped": 0},
         train(20, 1.0, skipped=2),
     ]
     assert productive_seconds(rows) == 10 + 10 + 3
+    elsewhere = {"kind": "start", "step": 1000, "started": 1.0, "skipped": 3}
+    assert productive_seconds([elsewhere, train(1010, 1.0, skipped=3)]) == 10
     assert first_start(rows, now=500.0) == 100.0
     assert (productive_seconds([]), first_start([], now=500.0)) == (0.0, 500.0)

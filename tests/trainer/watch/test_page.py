@@ -68,7 +68,7 @@ def test_one_run_has_it_all(tmp_path):
         t for t in found.texts if t.startswith(("started", "saved", "evaluated", "failed", "done"))
     ]
     assert events == [
-        "done", "done", "started again, from step-00000010", f"failed with exit code 1: {HOSTILE}",
+        "done", "done", "started again, from step-00000020", f"failed with exit code 1: {HOSTILE}",
         "saved step-00000010", "evaluated: loss 2.95", "started",
     ]  # fmt: skip
     assert "2 steps skipped: loss or gradient not finite" in found.texts

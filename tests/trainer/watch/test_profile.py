@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.cuda import memory
 
+from trainer.config import TrainerConfig
 from trainer.watch.profile import Profile, ProfileConfig
 
 
@@ -13,6 +14,12 @@ from trainer.watch.profile import Profile, ProfileConfig
 def test_a_window_has_a_first_and_a_last_step(steps):
     with pytest.raises(ValueError, match=r"set trainer.profile.steps to the first and last"):
         ProfileConfig(steps=steps)
+
+
+def test_a_window_behind_the_run_is_refused():
+    with pytest.raises(ValueError, match=r"begins after the last step, trainer.steps=5"):
+        TrainerConfig(steps=5, profile=ProfileConfig(steps=[6, 7]))
+    assert TrainerConfig(steps=6, profile=ProfileConfig(steps=[6, 7])).profile.steps == [6, 7]
 
 
 def test_the_window_is_written_with_its_steps(tmp_path):

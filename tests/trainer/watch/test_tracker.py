@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from tests.runs.helpers import wait_for
 from trainer.watch import tracker
 from trainer.watch.config import LoggingConfig, WandbConfig
 from trainer.watch.record import Record
@@ -26,15 +27,21 @@ class Server:
 
     def __init__(self, monkeypatch):
         self.rows, self.inits, self.reachable, self.deaf = {}, [], True, False
+        self.in_use = set()
         module = ModuleType("wandb")
         module.Error = type("Error", (Exception,), {})
         module.Settings = lambda **settings: SimpleNamespace(**settings)
-        module.init = self.init
+        module.init, module.teardown = self.init, self.teardown
         self.module = module
         monkeypatch.setitem(sys.modules, "wandb", module)
 
+    def teardown(self):
+        self.in_use.clear()
+
     def init(self, **given):
+        assert given["id"] not in self.in_use, "wandb's service would refuse"
         self.inits.append(given)
+        self.in_use.add(given["id"])
         if given["mode"] == "online" and not self.reachable:
             raise self.module.Error("timed out\nmore words")
         known = self.rows.setdefault(given["id"], {}) if given["mode"] == "online" else {}
@@ -51,7 +58,7 @@ class Server:
             define_metric=lambda *names, **more: None,
             starting_step=max(known, default=-1) + 1,
             log=log,
-            finish=lambda exit_code: None,
+            finish=lambda exit_code: self.in_use.clear(),
         )
 
 
@@ -153,17 +160,19 @@ def test_offline_a_resumed_run_is_one_run_with_each_row_once(monkeypatch, tmp_pa
 
 
 def history(file):
-    """`_step` and `step` of every row that wandb has in a file."""
+    """`_step` and `step` of every row in a file of wandb, whose own process writes the end of it."""
     from wandb.proto.wandb_internal_pb2 import Record as Entry
 
-    found = []
-    for data in entries(file.read_bytes()):
-        entry = Entry()
-        entry.ParseFromString(data)
-        if entry.WhichOneof("record_type") == "history":
-            items = {i.key or ".".join(i.nested_key): i.value_json for i in entry.history.item}
-            found.append((int(items.get("_step", entry.history.step.num)), items["step"]))
-    return found
+    def read():
+        found = [Entry.FromString(data) for data in entries(file.read_bytes())]
+        return found if found and found[-1].WhichOneof("record_type") == "exit" else None
+
+    rows = [e.history for e in wait_for(read) if e.WhichOneof("record_type") == "history"]
+    named = [{i.key or ".".join(i.nested_key): i.value_json for i in row.item} for row in rows]
+    return [
+        (int(items.get("_step", row.step.num)), items["step"])
+        for row, items in zip(rows, named, strict=True)
+    ]
 
 
 def entries(data, block=32768):

@@ -205,9 +205,11 @@ def marks(run: Run, color: int) -> list[Mark]:
 def skips(run: Run) -> list[tuple[int, int]]:
     """Rows that count more skipped steps than the row before, and how many more."""
     found, before = [], 0
-    for row in run.of("train"):
+    for row in run.rows:
+        if row["kind"] not in ("start", "train"):
+            continue
         count = row.get("skipped") or 0
-        if count > before:
+        if count > before and row["kind"] == "train":
             found.append((row["step"], count - before))
         before = count
     return found
