@@ -60,9 +60,10 @@ for (const chart of document.querySelectorAll(".chart[data-range]")) {
 
   const written = (value) => {
     const form = chart.dataset.form;
+    if (value === 0) return "0";
     if (form === "share") return (100 * value).toPrecision(4) + " %";
     if (form === "seconds") return value < 1 ? (1000 * value).toPrecision(4) + " ms" : value.toPrecision(4) + " s";
-    const text = Math.abs(value) >= 1e5 || value === 0 || Number.isInteger(value)
+    const text = Math.abs(value) >= 1e5 || Number.isInteger(value)
       ? Math.round(value).toLocaleString("en")
       : String(Number(value.toPrecision(5)));
     return form === "GiB" ? text + " GiB" : text;
@@ -111,7 +112,7 @@ for (const chart of document.querySelectorAll(".chart[data-range]")) {
     const base = area.offsetLeft + left;
     const right = base + 14 + tip.offsetWidth > chart.clientWidth;
     tip.style.left = Math.max(8, right ? base - 14 - tip.offsetWidth : base + 14) + "px";
-    tip.style.top = area.offsetTop + 6 + "px";
+    tip.style.top = area.offsetTop + area.offsetHeight + 26 + "px"; // not over what it is about
   };
   const hide = () => { cursor.style.display = tip.style.display = "none"; };
   area.addEventListener("pointermove", show);
