@@ -214,6 +214,13 @@ def test_long_runs_make_pages_that_open_fast():
     assert len(figures.training([Run("long", rows)])[0].series[0].points) <= 602
 
 
+def test_what_is_no_row_or_no_text_is_left_out(tmp_path, capsys):
+    folder = make_run(tmp_path / "a", [start(0), [1], 5, {"step": 3}, {"kind": "train"}],
+                      [{"title": "half a letter \ud800", "kind": "text", "text": "\udfff"}])  # fmt: skip
+    assert main([str(folder)]) == 0
+    assert "half a letter ?" in (folder / "report.html").read_text()
+
+
 def test_the_command_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_run(tmp_path / "a")

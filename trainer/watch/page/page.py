@@ -23,7 +23,7 @@ def write_page(folders: Sequence[Path], target: Path) -> None:
     """
     html = page([load_run(folder) for folder in folders])
     temporary = target.with_name(f".{target.name}")
-    temporary.write_text(html, encoding="utf-8")
+    temporary.write_bytes(html.encode("utf-8", "replace"))
     os.replace(temporary, target)
 
 

@@ -48,11 +48,17 @@ def load_run(folder: Path) -> Run:
     config = folder / "config.yaml"
     return Run(
         name=folder.resolve().name,
-        rows=[row for row in read(folder / "metrics.jsonl") if isinstance(row.get("step"), int)],
+        rows=[row for row in read(folder / "metrics.jsonl") if _is_row(row)],
         config=config.read_text(errors="replace") if config.is_file() else "",
         panels=_panels(folder / PANELS),
         checkpoints=_checkpoints(folder / "checkpoints"),
     )
+
+
+def _is_row(row: Any) -> bool:
+    """Whether it has what every row has."""
+    known = isinstance(row, dict) and isinstance(row.get("kind"), str)
+    return known and isinstance(row.get("step"), int)
 
 
 def _panels(file: Path) -> list[Any]:
