@@ -45,3 +45,13 @@ def broadcast(value: Any, group: dist.ProcessGroup | None = None) -> Any:
     box = [value]
     dist.broadcast_object_list(box, src=0, group=group, device=torch.device("cpu"))
     return box[0]
+
+
+def all_gather(values: Sequence[float]) -> list[list[float]]:
+    """Every rank's `values` (equally many), by rank, on every rank."""
+    own = torch.tensor(list(values), dtype=torch.float64)
+    if not dist.is_initialized():
+        return [own.tolist()]
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, own)
+    return [part.tolist() for part in parts]

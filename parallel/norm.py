@@ -11,6 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
+from parallel.waits import waiting
+
 
 def global_norm(grads: Iterable[Tensor], extra: Tensor) -> tuple[Tensor, Tensor]:
     """The 2-norm over all ranks of `grads`, and `extra` (a vector) summed over all ranks.
@@ -29,7 +31,8 @@ def global_norm(grads: Iterable[Tensor], extra: Tensor) -> tuple[Tensor, Tensor]
         norms = torch._foreach_norm(tensors, 2, dtype=torch.float32)
         total = total + torch.stack(norms).square().sum() / copies
     sums = torch.cat([total.reshape(1), extra])
-    dist.all_reduce(sums)
+    with waiting():
+        dist.all_reduce(sums)
     return sums[0].sqrt(), sums[1:]
 
 

@@ -4,9 +4,11 @@
 """
 
 import inspect
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.cuda import memory as cuda_memory
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -25,6 +27,16 @@ def check_private_apis() -> None:
             f"torch changed compute_local_shape_and_global_offset to {names}: springtide supports "
             f"torch {TESTED[0]} to {TESTED[1]}"
         )
+
+
+def keep_memory_history(on: bool) -> None:
+    """Have the allocator of this process's GPU remember what it gives to whom; False: no longer."""
+    cuda_memory._record_memory_history(enabled="all" if on else None)
+
+
+def write_memory_history(path: Path) -> None:
+    """Write what the allocator remembers, for torch's memory viewer."""
+    cuda_memory._dump_snapshot(str(path))
 
 
 def local_slices(tensor: Tensor) -> tuple[slice, ...]:

@@ -154,3 +154,15 @@ class Exports(Protocol):
         read a layer at a time. Returns what was written, in a few words.
         """
         ...
+
+
+@runtime_checkable
+class HasPanels(Protocol):
+    """A task that adds panels of its own to the run's report. Not every task has to."""
+
+    def panels(self) -> Sequence[Mapping[str, Any]]:
+        """All panels as they are now, as plain data; `docs/writing-a-task.md` has the kinds.
+
+        Called on rank 0 alone after each evaluation: it must not talk to other ranks.
+        """
+        ...

@@ -40,3 +40,4 @@ def test_the_wheel_trains_away_from_the_checkout(tmp_path):
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         assert "done: 2 steps" in done.stdout
+        assert "switched off" not in done.stdout  # the report's styles and script are there

@@ -21,6 +21,7 @@ from trainer.optim import OptimConfig
 from trainer.plugins import node_types, tasks
 from trainer.rundir import RunDirConfig
 from trainer.watch.config import LoggingConfig
+from trainer.watch.profile import ProfileConfig
 
 
 @dataclass(kw_only=True)
@@ -53,6 +54,7 @@ class TrainerConfig:
     """never; auto: from the run folder's newest checkpoint, if there is one; or a checkpoint folder."""
     change_data: bool = False
     """Allow resuming with another seed or other data, which then begins at its start."""
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     dry_run: bool = False
     """Print what would run and what it would take, and end."""
 
@@ -63,6 +65,12 @@ class TrainerConfig:
             if getattr(self, name) is not None:
                 at_least(f"trainer.{name}", getattr(self, name), 1)
         at_least("trainer.nonfinite_limit", self.nonfinite_limit, 1)
+        window = self.profile.steps
+        if window is not None and window[0] > self.steps:
+            raise ValueError(
+                f"trainer.profile.steps={window} begins after the last step, "
+                f"trainer.steps={self.steps}: set trainer.profile.steps to steps of the run"
+            )
         if not 0 <= self.seed < 2**63:
             raise ValueError(
                 f"trainer.seed={self.seed}: set trainer.seed to 0 or more, below 2**63"

@@ -20,6 +20,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from collectives.host import all_sum
+from parallel.waits import waiting
 from recipes.task import Batch, DataError, Samples, Task
 from trainer import rundir, stop
 from trainer.plan import Plan
@@ -78,7 +79,8 @@ def training_steps(
         host_batches = [next(loader) for _ in range(plan.accumulation)]
         counts = [float(task.count(batch)) for batch in host_batches]
         flops = [task.flops(batch) for batch in host_batches]
-        count, total_flops, stops = all_sum([sum(counts), sum(flops), float(stop.requested())])
+        with waiting():  # for the slowest rank's data
+            count, total_flops, stops = all_sum([sum(counts), sum(flops), float(stop.requested())])
         numbers = range(start + number * indices.batch, start + (number + 1) * indices.batch)
         yield Step(
             micros=[to_device(batch, device) for batch in host_batches],

@@ -32,7 +32,9 @@ def report(code: int, text: str) -> int:
     folder = os.environ.get(EXCHANGE)
     if folder is not None:
         record = {"time": time.time(), "code": code, "text": text}
-        (Path(folder) / f"rank-{rank}.json").write_text(json.dumps(record))
+        file = Path(folder) / f"rank-{rank}.json"
+        file.with_suffix(".part").write_text(json.dumps(record))  # the launcher may end this rank
+        os.replace(file.with_suffix(".part"), file)
         print(text, file=sys.stderr) if rank != "0" else None  # into the rank's own file
     elif code == FAILED and "TORCHELASTIC_ERROR_FILE" not in os.environ:
         print(f"rank {rank} lost its peers" if _lost_peers() else text, file=console())

@@ -182,7 +182,13 @@ def start_ranks(payload: dict[str, Any], nproc: int, run_dir: Path) -> int:
             # -P: a file of the user's named like one of our packages must not stand in for it.
             elastic_launch(config, sys.executable)("-P", "-m", "trainer.worker")
         except ChildFailedError as error:
-            return _explain(error.failures, Path(scratch))
+            code, text = _explain(error.failures, Path(scratch))
+            if text:
+                from trainer.watch.aftermath import note_failure
+
+                print(text, file=sys.stderr)
+                note_failure(run_dir, code, text)
+            return code
         finally:
             os.environ.pop(EXCHANGE, None)
     return 0
@@ -201,8 +207,8 @@ def stopped_early() -> int:
     return STOPPED
 
 
-def _explain(failures: Mapping[int, Any], scratch: Path) -> int:
-    """Print the root cause of a failed job, once, and return its exit code.
+def _explain(failures: Mapping[int, Any], scratch: Path) -> tuple[int, str]:
+    """The exit code of a failed job, and its root cause, if that is not said yet.
 
     A rank that a signal killed leaves no record, and its peers fail because it is gone; otherwise
     the rank that failed first is the cause.
@@ -212,12 +218,10 @@ def _explain(failures: Mapping[int, Any], scratch: Path) -> int:
         rank, failure = killed[0]
         name = signal.Signals(-failure.exitcode).name
         hint = " (often the kernel, out of memory)" if name == "SIGKILL" else ""
-        print(f"rank {rank} was killed by {name}{hint}", file=sys.stderr)
-        return FAILED
+        return FAILED, f"rank {rank} was killed by {name}{hint}"
     records = [json.loads(file.read_text()) for file in scratch.glob("rank-*.json")]
     if not records:
         codes = [failure.exitcode for failure in failures.values()]
-        return STOPPED if STOPPED in codes else codes[0]
+        return (STOPPED if STOPPED in codes else codes[0]), ""
     first = min(records, key=lambda record: record["time"])
-    print(first["text"], file=sys.stderr)
-    return int(first["code"])
+    return int(first["code"]), str(first["text"])

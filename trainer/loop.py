@@ -5,7 +5,6 @@ Nothing here knows about FSDP2, collectives or a recipe: those were joined to th
 """
 
 import torch
-from torch import Tensor
 
 from parallel.fsdp import set_last_micro_batch
 from parallel.norm import clip, global_norm
@@ -14,6 +13,7 @@ from trainer.errors import DONE, STOPPED
 from trainer.evaluate import evaluate
 from trainer.optim import learning_rate
 from trainer.run import Job
+from trainer.watch.interval import Outcome
 
 
 def train(job: Job) -> int:
@@ -21,24 +21,26 @@ def train(job: Job) -> int:
     trainer, state = job.config.trainer, job.state
     if job.evaluation_due() and not run_evaluation(job):
         return finish(job, STOPPED)  # again: the evaluation that a stop interrupted
-    for step in job.steps():
+    for step in job.clock.each("data", job.steps()):
         if step.stop:
             return finish(job, STOPPED)
-        loss, norm = update(job, step)
+        with job.watch.profile.step(state.step + 1):
+            outcome = update(job, step)
         state.step += 1
         state.samples += trainer.batch_size
-        job.watch.step(state.step, step, loss, norm, job.guard)
+        job.watch.step(state.step, step, outcome, job.guard)
         job.report_saves()
         if job.evaluation_due() and not run_evaluation(job):
             return finish(job, STOPPED)
         if job.saver.due(state.step):
+            job.watch.flush(job.guard)  # no row is about both sides of a checkpoint
             job.save()
     return finish(job, DONE)
 
 
 def run_evaluation(job: Job) -> bool:
     """Evaluate and report; False if asked to stop before the end."""
-    with job.watch.paused():
+    with job.watch.paused("evaluation"):
         figures = evaluate(job)
     if figures is None:
         return False
@@ -47,13 +49,13 @@ def run_evaluation(job: Job) -> bool:
     return True
 
 
-def update(job: Job, step: Step) -> tuple[Tensor, Tensor]:
-    """One optimizer step; returns the mean loss over all ranks and the gradient norm.
+def update(job: Job, step: Step) -> Outcome:
+    """One optimizer step.
 
     FSDP2 averages gradients over ranks and the loss is a sum over labels, so each micro-batch's
     loss is scaled by ranks / labels: the result is the mean over all labels of the step.
     """
-    model, optimizer, optim = job.model, job.optimizer, job.config.optim
+    model, optimizer, optim, clock = job.model, job.optimizer, job.config.optim, job.clock
     scale = job.plan.data_parallel / max(step.count, 1)
     total = torch.zeros((), device=job.device)
     for number, micro in enumerate(step.micros, start=1):
@@ -62,20 +64,24 @@ def update(job: Job, step: Step) -> tuple[Tensor, Tensor]:
             last=number == len(step.micros),
             every=job.config.parallel.reduce_every_micro_batch,
         )
-        loss = job.task.loss(model, micro)
-        (loss * scale).backward()
+        with clock("forward"):
+            loss = job.task.loss(model, micro)
+        with clock("backward"):
+            (loss * scale).backward()
         total += loss.detach()
-    grads = [p.grad for p in job.parameters if p.grad is not None]
-    norm, sums = global_norm(grads, extra=total.reshape(1))
-    mean_loss = sums[0] / max(step.count, 1)
-    if optim.max_norm:
-        clip(grads, norm, optim.max_norm)
-    job.guard.skip_unless_finite(optimizer, mean_loss, norm, job.state.step + 1, step.samples)
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(optim, job.state.step + 1, job.plan.steps)
-    optimizer.step()
-    optimizer.zero_grad()
-    return mean_loss, norm
+    with clock("optimizer"):
+        grads = [p.grad for p in job.parameters if p.grad is not None]
+        norm, sums = global_norm(grads, extra=total.reshape(1))
+        mean_loss = sums[0] / max(step.count, 1)
+        if optim.max_norm:
+            clip(grads, norm, optim.max_norm)
+        job.guard.skip_unless_finite(optimizer, mean_loss, norm, job.state.step + 1, step.samples)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(optim, job.state.step + 1, job.plan.steps)
+        optimizer.step()
+        optimizer.zero_grad()
+    own_count = sum(job.task.count(micro) for micro in step.micros)
+    return Outcome(mean_loss, norm, total, own_count)
 
 
 def finish(job: Job, code: int) -> int:

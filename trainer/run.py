@@ -33,6 +33,7 @@ from trainer.optim import build_optimizer
 from trainer.plan import Plan, make_plan
 from trainer.plugins import tasks
 from trainer.process import redirect_output
+from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
 
 
@@ -79,6 +80,11 @@ class Job:
         """Parameters that train, shared ones once."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
+    @property
+    def clock(self) -> Clock:
+        """Where the time of a step goes."""
+        return self.watch.clock
+
     def steps(self) -> Iterator[Step]:
         """The steps that are left."""
         return training_steps(
@@ -117,7 +123,7 @@ class Job:
 
     def _report(self, saved: Saved | None) -> None:
         if saved is not None:
-            self.watch.saved(saved.step, saved.path)
+            self.watch.saved(saved.step, saved.path, saved.seconds)
 
     def _begin_save(self) -> None:
         self.guard.read()
@@ -145,6 +151,7 @@ class Job:
         self.saved_step = self.state.step
         self.guard.skipped = progress["skipped"]
         self.watch.tokens = progress["tokens"]
+        self.watch.skipped = progress["skipped"]
         self.watch.tracker_id = progress["tracker"]
 
 

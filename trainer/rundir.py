@@ -3,9 +3,12 @@
 runs/tiny-20261129-101500/
     config.yaml      the resolved configuration, without secrets
     metrics.jsonl    every figure, the source of truth
+    report.html      a page about the run; panels.json is what the task adds to it
     checkpoints/     step-00000100/ ... and `latest`, which names the newest complete one
     ranks/           what ranks other than 0 printed
     wandb/           offline until you sync it
+    tensorboard/     with logging.tensorboard=true
+    profile/         with trainer.profile.steps
 """
 
 import fcntl

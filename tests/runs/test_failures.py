@@ -40,6 +40,9 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once(plugin, t
     assert "rank 1 failed:" in output
     assert output.count("RuntimeError: this rank was told to fail") == 1
     assert time.monotonic() - begin < 40
+    end = metrics(tmp_path / "r", "end")[-1]  # by the launcher: rank 0 only saw rank 1 go
+    assert end["why"] == "rank 1 failed: RuntimeError: this rank was told to fail"
+    assert 'class="state failed"' in (tmp_path / "r" / "report.html").read_text()
 
 
 def test_an_exception_in_process_shows_its_traceback_once(plugin, tmp_path):
@@ -48,6 +51,10 @@ def test_an_exception_in_process_shows_its_traceback_once(plugin, tmp_path):
     )
     assert code == 1, output
     assert output.count("RuntimeError: this rank was told to fail") == 1
+
+    [end] = metrics(tmp_path / "r", "end")
+    assert end["why"] == "RuntimeError: this rank was told to fail"
+    assert 'class="state failed"' in (tmp_path / "r" / "report.html").read_text()
 
 
 def test_a_rank_that_leaves_early_ends_the_job(plugin, tmp_path):

@@ -29,7 +29,7 @@ def test_torchrun_on_two_nodes_makes_one_run(tmp_path):
     assert "4 x CPU, torchrun; replicate 2 x shard 2" in output
     [folder] = (tmp_path / "runs").iterdir()
     assert sorted(p.name for p in folder.iterdir() if p.name != ".lock") == [
-        "checkpoints", "config.yaml", "metrics.jsonl", "ranks",
+        "checkpoints", "config.yaml", "metrics.jsonl", "ranks", "report.html",
     ]  # fmt: skip
     assert sorted(p.name for p in (folder / "ranks").iterdir()) == [
         "rank1.log", "rank2.log", "rank3.log",

@@ -1,6 +1,7 @@
 """The `logging` node."""
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 from configs.values import at_least, one_of
 
@@ -29,6 +30,13 @@ class LoggingConfig:
     every: int = 10
     """Report every so many steps; between reports no step waits for the device."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    tensorboard: bool = False
+    """Also write TensorBoard's event files (needs the extra `tensorboard`)."""
 
     def __post_init__(self) -> None:
         at_least("logging.every", self.every, 1)
+        if self.tensorboard and find_spec("tensorboard") is None:
+            raise ValueError(
+                "logging.tensorboard=true, but TensorBoard is not installed: pip install "
+                "'springtide[tensorboard]', or set logging.tensorboard=false"
+            )

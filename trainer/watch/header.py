@@ -68,6 +68,11 @@ def header_lines(
     }[wandb_mode]
     if config.logging.wandb.mode == "online" and wandb_mode == "offline":
         lines["wandb"] += " (online was asked for, but there is no API key)"
+    if config.logging.tensorboard:
+        lines["tensorboard"] = "in the run folder"
+    if trainer.profile.steps is not None:
+        first, last = trainer.profile.steps
+        lines["profile"] = f"of steps {first} to {last}"
     return lines
 
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+EVENTS = ("start", "end")
+"""Kinds of rows about the run, not about a step: they stay, whatever is done again."""
+
 
 class Metrics:
     """Appends rows; a resumed run first drops the rows of steps that it will do again."""
@@ -15,13 +18,14 @@ class Metrics:
         self.path = path
         self._file: IO[str] | None = None
 
-    def open(self, step: int) -> None:
-        """Begin after `step` (0: a new run)."""
-        kept = [row for row in read(self.path) if row["step"] <= step]
+    def open(self, step: int) -> list[dict[str, Any]]:
+        """Begin after `step` (0: a new run); returns the rows that stay."""
+        kept = [row for row in read(self.path) if row["step"] <= step or row["kind"] in EVENTS]
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
         os.replace(temporary, self.path)
         self._file = self.path.open("a", buffering=1)
+        return kept
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row; it is in the file when this returns. NaN and infinity become null."""

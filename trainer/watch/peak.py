@@ -3,6 +3,8 @@
 import re
 import resource
 import sys
+from dataclasses import dataclass
+from math import nan
 
 import torch
 
@@ -50,9 +52,29 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-def memory_gib(device: torch.device) -> float:
-    """Peak memory so far: reserved on the GPU, or resident in this process."""
+@dataclass(frozen=True)
+class Memory:
+    """Of one rank, since it started."""
+
+    peak_gib: float
+    """Reserved on the GPU, or resident in this process."""
+    allocated_gib: float = nan
+    """At most this much was in tensors (GPUs only)."""
+    retries: float = 0
+    """How often the allocator had to give its cache back before it found room."""
+    ooms: float = 0
+    """How often it found none."""
+
+
+def memory(device: torch.device) -> Memory:
+    """What this rank has used so far; asks nobody to wait."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_reserved(device) / 2**30
+        stats = torch.cuda.memory_stats(device)
+        return Memory(
+            torch.cuda.max_memory_reserved(device) / 2**30,
+            torch.cuda.max_memory_allocated(device) / 2**30,
+            stats.get("num_alloc_retries", 0),
+            stats.get("num_ooms", 0),
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**30 if sys.platform == "darwin" else 2**20)
+    return Memory(peak / (2**30 if sys.platform == "darwin" else 2**20))

@@ -1,10 +1,12 @@
-"""One object through which the loop reports; only rank 0's has anything to say."""
+"""One object through which the loop reports; only rank 0 writes and speaks."""
 
+import os
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +14,34 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
-from recipes.task import Task
+from collectives.host import all_gather, broadcast
+from parallel.waits import report_waits
+from recipes.task import HasPanels, Task
 from trainer.config import Config
 from trainer.data import Step
-from trainer.errors import DONE, STOPPED
+from trainer.errors import DONE, FAILED, STOPPED
 from trainer.guard import Guard
-from trainer.launch import Invocation
+from trainer.launch import EXCHANGE, Invocation
 from trainer.optim import learning_rate
 from trainer.plan import Plan
+from trainer.watch.clock import make_clock
+from trainer.watch.goodput import first_start, productive_seconds
 from trainer.watch.header import header_lines, print_header, short_path, versions
-from trainer.watch.metrics import Metrics
-from trainer.watch.peak import device_name, memory_gib, peak_flops
+from trainer.watch.interval import Interval, Outcome, measured, summarize
+from trainer.watch.peak import device_name, memory, peak_flops
+from trainer.watch.profile import Profile
 from trainer.watch.progress import ProgressLine, short
+from trainer.watch.record import Record
 from trainer.watch.redact import redact, redact_override
-from trainer.watch.tracker import Tracker
 
-
-@dataclass
-class Interval:
-    """What has happened since the last report."""
-
-    since: float
-    losses: list[Tensor] = field(default_factory=list)
-    norm: Tensor | None = None
-    tokens: float = 0.0
-    flops: float = 0.0
-    paused: float = 0.0
+_STARTED = time.time()
+"""Of this process, nearly: before the ranks meet and the model is built."""
 
 
 class Watch:
-    """Header, progress line, metrics file and tracker of a run."""
+    """Header, progress line, clock and record of a run."""
 
     def __init__(
         self,
@@ -55,29 +53,51 @@ class Watch:
     ) -> None:
         self.config, self.invocation, self.plan = config, invocation, plan
         self.run_dir, self.device = run_dir, device
-        self.speaks = dist.get_rank() == 0
         self.tracker_id: str | None = None
-        self.tokens = 0.0
+        self.tokens, self.skipped = 0.0, 0
+        self.clock = make_clock(device)
+        self._waits_known = report_waits(self.clock.communication)
         self._peak = peak_flops(device)
-        self._metrics = Metrics(run_dir / "metrics.jsonl")
         self._progress = ProgressLine(Console(), plan.steps)
-        self._tracker: Tracker | None = None
+        self._record: Record | None = None
+        self.profile = Profile(
+            config.trainer.profile, run_dir / "profile", dist.get_rank(), device, self._say
+        )
+        self._productive = 0.0
+        self._first_start = _STARTED
+        self._last_step = 0
+
+    def _say(self, text: str) -> None:
+        if dist.get_rank() == 0:
+            self._progress.say(text)
 
     def open(
         self, task: Task, model: nn.Module, step: int, resumed: Path | None, notes: list[str]
     ) -> None:
         """Print the header and open the files, at the start or after a resume at `step`."""
-        if self.speaks:
+        self._task = task
+        if dist.get_rank() == 0:
             plain = redact(asdict(self.config))
             OmegaConf.save(plain, self.run_dir / "config.yaml")
-            self._tracker = Tracker(self.config.logging.wandb, self.run_dir, self.tracker_id)
-            self.tracker_id = self._tracker.id
+            record = Record(self.config.logging, self.run_dir, self._say, self.tracker_id)
+            self.tracker_id = record.tracker.id
             self._print_header(task, model, step, resumed, notes)
-            self._tracker.open(plain, self._progress.say)
-            self._metrics.open(step)
+            kept = record.open(plain, step)
+            self._productive = productive_seconds(kept)
+            self._first_start = first_start(kept, _STARTED)
+            self._record = record
+            self._write(
+                {
+                    "kind": "start", "step": step, "started": _STARTED, "ranks": self.plan.world_size,
+                    "device": device_name(self.device), "steps": self.plan.steps,
+                    "skipped": self.skipped, "resumed": resumed.name if resumed else None,
+                }
+            )  # fmt: skip
             self._progress.open(step)
-        self._first_step, self._started = step, time.monotonic()
-        self._interval = Interval(since=self._started)
+        broadcast(None)  # all ranks begin when rank 0 is ready
+        self._first_step, self._begun = step, time.monotonic()
+        self._last_step = step
+        self._interval = Interval()
 
     def _print_header(
         self, task: Task, model: nn.Module, step: int, resumed: Path | None, notes: list[str]
@@ -108,25 +128,32 @@ class Watch:
             lines["start"] = f"step 0, weights of {task.weights_folder()}"
         print_header(self._progress.console, lines)
 
-    def step(self, number: int, step: Step, loss: Tensor, norm: Tensor, guard: Guard) -> None:
+    def step(self, number: int, step: Step, outcome: Outcome, guard: Guard) -> None:
         """Note a step; report when it is time, which is when the host waits for the device."""
         interval = self._interval
-        interval.losses.append(loss)
-        interval.norm = norm
+        interval.outcomes.append(outcome)
         interval.tokens += step.count
         self.tokens += step.count
         interval.flops += step.flops
+        self._last_step = number
         if number % self.config.logging.every == 0 or number == self.plan.steps:
-            self._report(number, guard)
+            self.flush(guard)
+
+    def flush(self, guard: Guard) -> None:
+        """Count skipped steps, and report the steps that no report has covered yet, if any."""
+        guard.read()
+        if self._interval.steps:
+            self._report(self._last_step, guard)
 
     def _report(self, number: int, guard: Guard) -> None:
         interval = self._interval
-        guard.read()
-        assert interval.norm is not None
-        loss = torch.stack(interval.losses).double().nanmean().item()
-        norm = interval.norm.item()
+        loss, norm = interval.mean_loss(), interval.outcomes[-1].norm.item()
+        phases = self.clock.read()
         now = time.monotonic()
-        seconds = now - interval.since - interval.paused
+        seconds = now - interval.since - sum(interval.pauses.values())
+        by_rank = all_gather(measured(interval, phases, memory(self.device)))
+        skipped, self.skipped = guard.skipped - self.skipped, guard.skipped
+        self._productive += seconds * (interval.steps - skipped) / interval.steps
         row: dict[str, Any] = {
             "kind": "train",
             "step": number,
@@ -135,58 +162,62 @@ class Watch:
             "lr": learning_rate(self.config.optim, number, self.plan.steps),
             "tokens": self.tokens,
             "tokens_per_second": interval.tokens / seconds,
-            "step_seconds": seconds / len(interval.losses),
+            "tokens_per_second_per_device": interval.tokens / seconds / self.plan.world_size,
             "mfu": None,
-            "memory_gib": memory_gib(self.device),
+            "step_seconds": seconds / interval.steps,
+            **summarize(by_rank),
             "skipped": guard.skipped,
-            "seconds": now - self._started,
+            "goodput": self._productive / max(time.time() - self._first_start, 1e-9),
+            "seconds": now - self._begun,
         }
         if self._peak is not None:
             row["mfu"] = interval.flops / seconds / (self._peak * self.plan.world_size)
+        if not self._waits_known:
+            row["communication_seconds"] = None
         self._interval = Interval(since=now)
-        if self.speaks:
-            pace = (now - self._started) / max(number - self._first_step, 1)
+        if self._record is not None:
+            pace = (now - self._begun) / max(number - self._first_step, 1)
             self._progress.update(row, pace * (self.plan.steps - number))
             self._write(row)
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        self._metrics.write(row)
-        if self._tracker is not None:
-            self._tracker.log(row)
-
-    def flush(self, guard: Guard) -> None:
-        """Count skipped steps that no report has covered yet."""
-        guard.read()
+        if self._record is not None:
+            self._record.write(row)
 
     def evaluation(self, number: int, figures: Mapping[str, float]) -> None:
         """Report an evaluation."""
-        if self.speaks and figures:
+        if self._record is not None and figures:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
             self._progress.say(f"eval at step {number}  {shown}")
+            self._panels()
             self._write({"kind": "eval", "step": number, **figures})
 
-    def saved(self, number: int, path: Path) -> None:
-        """Report a checkpoint."""
-        if self.speaks:
+    def _panels(self) -> None:
+        if self._record is not None and isinstance(self._task, HasPanels):
+            self._record.panels(self._task.panels)
+
+    def saved(self, number: int, path: Path, seconds: float) -> None:
+        """Report a checkpoint that is on the disk, so long after it was begun."""
+        if self._record is not None:
             self._progress.say(f"saved step {number} in {short_path(path)}")
+            row = {"kind": "save", "step": number, "name": path.name, "write_seconds": seconds}
+            self._write(row)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time in here (evaluating, saving) is not training time."""
+    def paused(self, pause: str = "saving") -> Iterator[None]:
+        """Time in here (`saving`, `evaluation`) is not training time."""
         if self.device.type == "cuda":  # what is queued is training, and counts
             torch.cuda.synchronize(self.device)
         begin = time.monotonic()
         yield
-        self._interval.paused += time.monotonic() - begin
+        self._interval.pauses[pause] += time.monotonic() - begin
 
     def close(self, number: int, code: int, newest: Path | None) -> None:
         """Print the last lines: what was written where, and what to try next."""
-        if not self.speaks:
+        self._panels()
+        self._end(number, code)
+        if dist.get_rank() != 0:
             return
-        self._progress.close()
-        if self._tracker is not None:
-            self._tracker.close(code)
-        self._metrics.close()
         say = self._progress.say
         run_dir = self.run_dir
         if code == STOPPED and newest is None:
@@ -195,9 +226,9 @@ class Watch:
             say(f"stopped after step {number}, saved in {short_path(newest)}")
             say(f"resume with: {resume_command(self.invocation, run_dir)}")
         elif code == DONE:
-            seconds = time.monotonic() - self._started
+            seconds = time.monotonic() - self._begun
             say(f"done: {number} steps in {seconds:.0f} s; everything is in {short_path(run_dir)}")
-            say("  metrics.jsonl  every figure        config.yaml  what ran")
+            say("  report.html    look at it          metrics.jsonl  every figure")
             if newest is not None:
                 say(
                     f"  checkpoints/{newest.name}    go on with a larger trainer.steps and "
@@ -209,11 +240,19 @@ class Watch:
             )
 
     def abandon(self) -> None:
-        """Close files after a failure, without a word."""
+        """Close files after a failure, without a word; a launcher of ours writes the page."""
+        error = sys.exc_info()[1]
+        why = f"{type(error).__name__}: {error}" if error is not None else None
+        self._end(self._last_step, getattr(error, "code", FAILED), why, EXCHANGE not in os.environ)
+
+    def _end(self, number: int, code: int, why: str | None = None, page: bool = True) -> None:
+        report_waits(None)
         self._progress.close()
-        if self._tracker is not None:
-            self._tracker.close(1)
-        self._metrics.close()
+        self.profile.close()
+        if self._record is not None:
+            self._write({"kind": "end", "step": number, "code": code, "why": why})
+            self._record.close(code, page)
+            self._record = None
 
 
 def resume_command(invocation: Invocation, run_dir: Path) -> str:
