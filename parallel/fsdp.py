@@ -1,7 +1,8 @@
 """A plain model becomes a sharded one: FSDP2 per block, mixed precision, recomputation."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -64,6 +65,20 @@ def prefetch_layers(blocks: list[nn.Module], depth: int) -> None:
         block.set_modules_to_backward_prefetch(before)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class Chosen:
+    """How the data of a model travels, as it was decided."""
+
+    notes: Sequence[str] = ()
+    """Which way, and why some groups stay on torch's collectives."""
+    pools: Sequence[Any] = ()
+    """TIDE's, see `parallel.tide.pool.Pool`."""
+
+    def symmetric_nbytes(self) -> int:
+        """Memory of this rank that its peers have mapped, so far; no allocator of torch knows of it."""
+        return sum(pool.slot_nbytes + pool.staging_nbytes for pool in self.pools)
+
+
 def choose_collectives(
     model: nn.Module,
     config: CollectivesConfig,
@@ -71,15 +86,14 @@ def choose_collectives(
     prefetch: int | None,
     timeout: float,
     give_up: Callable[[Exception], None],
-) -> list[str]:
+) -> Chosen:
     """Have the groups of a parallelized model use the configured collectives.
 
     `node_size` None: as the launcher says; `prefetch` None: what suits them; `timeout` holds where the
-    configuration has none; `give_up` ends the process when a GPU waits for a silent rank. Returns lines
-    that say which way data takes, and why some groups stay on torch's collectives.
+    configuration has none; `give_up` ends the process when a GPU waits for a silent rank.
     """
     if config.name == "stock":
-        return []
+        return Chosen()
     from parallel.tide import use_tide  # private names of torch, which stock runs do not need
 
     config = replace(config, timeout=config.timeout or timeout)
@@ -89,10 +103,11 @@ def choose_collectives(
         prefetch_layers([block for _, block in find_blocks(model)], 1)
     for name, reason in tide.stayed.items():
         groups.setdefault(reason, []).append(name)
-    return tide.notes() + [
+    stayed = [
         f"{names[0] if len(names) == 1 else f'{len(names)} groups'} on torch's collectives: {reason}"
         for reason, names in groups.items()
     ]
+    return Chosen([*tide.notes(), *stayed], tide.pools)
 
 
 def set_last_micro_batch(model: nn.Module, last: bool, every: bool) -> None:

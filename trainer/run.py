@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from collectives.host import all_sum, broadcast
-from parallel.fsdp import choose_collectives, parallelize
+from parallel.fsdp import Chosen, choose_collectives, parallelize
 from parallel.mesh import build_mesh
 from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
@@ -186,7 +186,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     check_enough(train_samples, config.trainer.batch_size)
     plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
     mesh = build_mesh(plan.mesh, device.type)
-    model, notes = _build_model(config, task, mesh, device)
+    model, chosen = _build_model(config, task, mesh, device)
     job = Job(
         config=config,
         plan=plan,
@@ -199,13 +199,13 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         data_rank=data_parallel_rank(mesh),
         saver=Saver(config.checkpoint, run_dir),
         guard=Guard(config.trainer.nonfinite_limit),
-        watch=Watch(config, invocation, plan, run_dir, device),
+        watch=Watch(config, invocation, plan, run_dir, device, chosen),
     )
     try:
         checkpoint = find(config.trainer.resume, job.saver.checkpoints)
         if checkpoint is not None:
             job.restore(checkpoint)
-        job.watch.open(task, model, job.state.step, checkpoint, notes)
+        job.watch.open(task, model, job.state.step, checkpoint)
         yield job
     except RunError:
         # All ranks meet it at the same place, so that a save under way can still end.
@@ -264,12 +264,12 @@ def _check_same(found: str) -> None:
 
 def _build_model(
     config: Config, task: Task, mesh: DeviceMesh, device: torch.device
-) -> tuple[nn.Module, list[str]]:
-    """The sharded model with its weights, and notes for the header."""
+) -> tuple[nn.Module, Chosen]:
+    """The sharded model with its weights, and how its data travels."""
     model = task.build_model()
     parallelize(model, mesh, config.parallel)
     parallel = config.parallel
-    notes = choose_collectives(
+    chosen = choose_collectives(
         model, config.collectives, parallel.node_size, parallel.prefetch, config.launch.timeout,
         end_rank,
     )  # fmt: skip
@@ -280,7 +280,7 @@ def _build_model(
             load_safetensors(model, folder, partial(task.locate_weights, model))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    return model, notes
+    return model, chosen
 
 
 def data_parallel_rank(mesh: DeviceMesh) -> int:

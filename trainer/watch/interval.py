@@ -84,6 +84,7 @@ def summarize(by_rank: Sequence[Sequence[float]]) -> dict[str, Any]:
         "imbalance": max(compute) / mean_compute if mean_compute else nan,
         "memory_gib": max(m.peak_gib for m in memory),
         "memory_allocated_gib": max(m.allocated_gib for m in memory),
+        "memory_symmetric_gib": max(m.symmetric_gib for m in memory),
         "alloc_retries": round(sum(m.retries for m in memory)),
         "ooms": round(sum(m.ooms for m in memory)),
     }

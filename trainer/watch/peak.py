@@ -60,21 +60,25 @@ class Memory:
     """Reserved on the GPU, or resident in this process."""
     allocated_gib: float = nan
     """At most this much was in tensors (GPUs only)."""
+    symmetric_gib: float = 0
+    """Mapped by other ranks; no part of the above on GPUs."""
     retries: float = 0
     """How often the allocator had to give its cache back before it found room."""
     ooms: float = 0
     """How often it found none."""
 
 
-def memory(device: torch.device) -> Memory:
+def memory(device: torch.device, symmetric_nbytes: int = 0) -> Memory:
     """What this rank has used so far; asks nobody to wait."""
+    symmetric_gib = symmetric_nbytes / 2**30
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
         return Memory(
             torch.cuda.max_memory_reserved(device) / 2**30,
             torch.cuda.max_memory_allocated(device) / 2**30,
+            symmetric_gib,
             stats.get("num_alloc_retries", 0),
             stats.get("num_ooms", 0),
         )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return Memory(peak / (2**30 if sys.platform == "darwin" else 2**20))
+    return Memory(peak / (2**30 if sys.platform == "darwin" else 2**20), nan, symmetric_gib)

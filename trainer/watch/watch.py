@@ -17,6 +17,7 @@ from rich.console import Console
 from torch import nn
 
 from collectives.host import all_gather, broadcast
+from parallel.fsdp import Chosen
 from parallel.waits import report_waits
 from recipes.task import HasPanels, Task
 from trainer.config import Config
@@ -50,9 +51,10 @@ class Watch:
         plan: Plan,
         run_dir: Path,
         device: torch.device,
+        collectives: Chosen,
     ) -> None:
         self.config, self.invocation, self.plan = config, invocation, plan
-        self.run_dir, self.device = run_dir, device
+        self.run_dir, self.device, self.collectives = run_dir, device, collectives
         self.tracker_id: str | None = None
         self.tokens, self.skipped = 0.0, 0
         self.clock = make_clock(device)
@@ -71,9 +73,7 @@ class Watch:
         if dist.get_rank() == 0:
             self._progress.say(text)
 
-    def open(
-        self, task: Task, model: nn.Module, step: int, resumed: Path | None, notes: list[str]
-    ) -> None:
+    def open(self, task: Task, model: nn.Module, step: int, resumed: Path | None) -> None:
         """Print the header and open the files, at the start or after a resume at `step`."""
         self._task = task
         if dist.get_rank() == 0:
@@ -81,7 +81,7 @@ class Watch:
             OmegaConf.save(plain, self.run_dir / "config.yaml")
             record = Record(self.config.logging, self.run_dir, self._say, self.tracker_id)
             self.tracker_id = record.tracker.id
-            self._print_header(task, model, step, resumed, notes)
+            self._print_header(task, model, step, resumed)
             kept = record.open(plain, step)
             self._productive = productive_seconds(kept)
             self._first_start = first_start(kept, _STARTED)
@@ -99,9 +99,7 @@ class Watch:
         self._last_step = step
         self._interval = Interval()
 
-    def _print_header(
-        self, task: Task, model: nn.Module, step: int, resumed: Path | None, notes: list[str]
-    ) -> None:
+    def _print_header(self, task: Task, model: nn.Module, step: int, resumed: Path | None) -> None:
         lines = header_lines(
             self.config,
             self.invocation,
@@ -118,8 +116,7 @@ class Watch:
             kept += f", of {torch.cuda.mem_get_info(self.device)[1] / 2**30:.0f}"
         lines["parameters"] = f"{short(total)}; {kept}"
         lines["checkpoints"] += f", {total * 12 / 2**30:.2f} GiB each"
-        if notes:
-            lines["collectives"] = "; ".join([lines["collectives"], *notes])
+        lines["collectives"] = "; ".join([lines["collectives"], *self.collectives.notes])
         lines["versions"] = versions()
         lines["start"] = f"step {step}, from {resumed}" if resumed else "step 0, random weights"
         if self.config.trainer.resume == "auto" and not resumed:
@@ -151,7 +148,9 @@ class Watch:
         phases = self.clock.read()
         now = time.monotonic()
         seconds = now - interval.since - sum(interval.pauses.values())
-        by_rank = all_gather(measured(interval, phases, memory(self.device)))
+        by_rank = all_gather(
+            measured(interval, phases, memory(self.device, self.collectives.symmetric_nbytes()))
+        )
         skipped, self.skipped = guard.skipped - self.skipped, guard.skipped
         self._productive += seconds * (interval.steps - skipped) / interval.steps
         row: dict[str, Any] = {

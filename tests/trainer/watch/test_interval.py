@@ -33,9 +33,9 @@ def rank(own, forward, backward, memory):
 def test_a_row_is_about_all_ranks():
     row = summarize(
         [
-            rank(2.0, 1.0, 2.0, Memory(10.0, 8.0, 1, 0)),
-            rank(5.0, 2.0, 7.0, Memory(11.0, 7.0, 2, 1)),
-            rank(nan, 1.0, 2.0, Memory(9.0, 7.5, 0, 0)),
+            rank(2.0, 1.0, 2.0, Memory(10.0, 8.0, 3.0, 1, 0)),
+            rank(5.0, 2.0, 7.0, Memory(11.0, 7.0, 4.0, 2, 1)),
+            rank(nan, 1.0, 2.0, Memory(9.0, 7.5, 3.0, 0, 0)),
         ]
     )
     assert row.keys() == {

@@ -1,0 +1,160 @@
+"""What plans promise and what runs take, and what saving in the background costs, on GPUs.
+
+    python -m benchmarks.runs [--gpus N] [--only plans|saving] [--json FILE]
+
+Every case is `python -m trainer` in a process of its own. Planned memory stands beside the most that the
+run's tensors took (the caching allocator's count, and slots of symmetric memory), planned time beside the
+median of its steps. For saving, the same run goes with checkpoints and without, twice in turn.
+"""
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.results import write
+
+ROOT = Path(__file__).resolve().parent.parent
+PLANS = {
+    "1B": ["+recipe=llama1b", "trainer.micro_batch_size=2"],
+    "1B, stock": ["+recipe=llama1b", "trainer.micro_batch_size=2", "collectives=stock"],
+    "1B, recomputed, 4 micro-batches": [
+        "+recipe=llama1b", "trainer.micro_batch_size=1", "parallel.activation_checkpointing=block",
+    ],
+    "8B, recomputed": ["+recipe=llama8b_fsdp_tide", "trainer.micro_batch_size=1"],
+    "8B, half the layers, selective": [
+        "+recipe=llama8b", "model.num_layers=16", "trainer.micro_batch_size=1",
+    ],
+}  # fmt: skip
+MICRO_BATCHES = {"1B, recomputed, 4 micro-batches": 4}
+STEPS, EVERY = 60, 20
+"""Of a run that saves, and how often it does."""
+
+
+def main() -> None:
+    """Run all cases and print what they said."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--only", choices=["plans", "saving"])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        if options.json:
+            write(options.json, "runs", "cuda", {"gpus": options.gpus}, rows, summarize(rows))
+
+    if options.only != "saving":
+        for name, words in PLANS.items():
+            keep(plan(name, words, options.gpus))
+    if options.only != "plans":
+        for number, every in enumerate((0, EVERY, EVERY, 0)):
+            keep(saving(number, every, options.gpus))
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The largest errors of plans, and what saving adds to a step."""
+    found: dict[str, Any] = {}
+    for what in ("gib", "ms"):
+        errors = [
+            abs(r[f"planned_{what}"] / r[f"measured_{what}"] - 1)
+            for r in rows if r["what"] == "plan"
+        ]  # fmt: skip
+        if errors:
+            found[f"plan_{what}_error"] = round(max(errors), 4)
+    times = {
+        saves: [
+            r["ms_per_step"] for r in rows if r["what"] == "saving" and bool(r["every"]) == saves
+        ]
+        for saves in (False, True)
+    }
+    if all(times.values()):
+        with_, without = (statistics.mean(times[saves]) for saves in (True, False))
+        found["saving_overhead"] = round(with_ / without - 1, 4)
+    return found
+
+
+def plan(name: str, words: list[str], gpus: int) -> dict[str, Any]:
+    """One case: its dry run, then six steps of it."""
+    micro = int(next(w for w in words if "micro_batch_size" in w).partition("=")[2])
+    batch = gpus * micro * MICRO_BATCHES.get(name, 1)
+    common = [*words, f"trainer.batch_size={batch}", f"launch.nproc={gpus}"]
+    with tempfile.TemporaryDirectory() as folder:
+        said = _trainer([*common, "trainer.dry_run=true"], folder)
+        measured = _rows([*common, "trainer.steps=6", "logging.every=1"], folder)
+    memory = re.search(r"memory a rank +([\d.]+) GiB", said)
+    time = re.search(r"about ([\d,]+) ms", said)
+    assert memory is not None
+    assert time is not None
+    last = measured[-1]
+    return {
+        "what": "plan",
+        "case": name,
+        "planned_gib": float(memory[1]),
+        "measured_gib": round(last["memory_allocated_gib"] + last["memory_symmetric_gib"], 2),
+        "reserved_gib": round(last["memory_gib"] + last["memory_symmetric_gib"], 2),
+        "planned_ms": float(time[1].replace(",", "")),
+        "measured_ms": round(1000 * statistics.median(r["step_seconds"] for r in measured[2:]), 1),
+        "mfu": last["mfu"],
+    }
+
+
+def saving(number: int, every: int, gpus: int) -> dict[str, Any]:
+    """The 1B run, with a checkpoint every so many steps (0: none)."""
+    words = [
+        "+recipe=llama1b", f"trainer.batch_size={2 * gpus}", f"launch.nproc={gpus}",
+        f"trainer.steps={STEPS}", f"checkpoint.every={every}", "checkpoint.keep=1",
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        rows = _rows(words, folder)
+        events = [json.loads(row) for row in Path(folder, "run/metrics.jsonl").open()]
+    # The first save allocates the memory that states are copied to: it is in the figure.
+    counted = [row for row in rows if row["step"] > 10]
+    steps = 10 * len(counted)
+    paused = sum(row["saving_seconds"] * 10 for row in counted)
+    whole = sum(row["step_seconds"] * 10 for row in counted) + paused
+    return {
+        "what": "saving",
+        "round": number,
+        "every": every,
+        "ms_per_step": round(1000 * whole / steps, 2),
+        "paused_ms_per_save": round(1000 * paused / max((STEPS - 10) // EVERY, 1), 1),
+        "write_seconds": [e["write_seconds"] for e in events if e["kind"] == "save"],
+    }
+
+
+def _rows(words: list[str], folder: str) -> list[dict[str, Any]]:
+    _trainer(
+        [*words, "checkpoint.at_end=false", "trainer.eval_every=0", f"run.dir={folder}/run"], folder
+    )
+    lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == "train"]
+
+
+def _trainer(words: list[str], folder: str) -> str:
+    command = [sys.executable, "-m", "trainer", *words, "logging.wandb.mode=disabled"]
+    environment = {
+        **os.environ,
+        "COLUMNS": "300",
+        "SPRINGTIDE_CACHE": f"{folder}/../springtide-bench",
+    }
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}\n{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
