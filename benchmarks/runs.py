@@ -2,9 +2,9 @@
 
     python -m benchmarks.runs [--gpus N] [--only plans|saving] [--json FILE]
 
-Every case is `python -m trainer` in a process of its own. Planned memory stands beside the most that the
-run's tensors took (the caching allocator's count, and slots of symmetric memory), planned time beside the
-median of its steps. For saving, the same run goes with checkpoints and without, twice in turn.
+Every case is `python -m trainer` in a process of its own. Planned memory stands beside the most that
+the run's tensors took (the caching allocator's count, and slots of symmetric memory), planned time
+beside the median of its steps. For saving, the same run goes with checkpoints and without, in turn.
 """
 
 import argparse
@@ -30,9 +30,6 @@ PLANS = {
         "+recipe=llama1b", "trainer.micro_batch_size=1", "parallel.activation_checkpointing=block",
     ],
     "8B, recomputed": ["+recipe=llama8b_fsdp_tide", "trainer.micro_batch_size=1"],
-    "8B, half the layers, selective": [
-        "+recipe=llama8b", "model.num_layers=16", "trainer.micro_batch_size=1",
-    ],
 }  # fmt: skip
 MICRO_BATCHES = {"1B, recomputed, 4 micro-batches": 4}
 STEPS, EVERY = 60, 20
@@ -44,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
     parser.add_argument("--only", choices=["plans", "saving"])
+    parser.add_argument("--rounds", type=int, default=2, help="of saving and not saving")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -58,8 +56,9 @@ def main() -> None:
         for name, words in PLANS.items():
             keep(plan(name, words, options.gpus))
     if options.only != "plans":
-        for number, every in enumerate((0, EVERY, EVERY, 0)):
-            keep(saving(number, every, options.gpus))
+        for number in range(options.rounds):
+            for every in (0, EVERY) if number % 2 == 0 else (EVERY, 0):
+                keep(saving(number, every, options.gpus))
 
 
 def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def saving(number: int, every: int, gpus: int) -> dict[str, Any]:
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         rows = _rows(words, folder)
-        events = [json.loads(row) for row in Path(folder, "run/metrics.jsonl").open()]
+        events = _events(folder)
     # The first save allocates the memory that states are copied to: it is in the figure.
     counted = [row for row in rows if row["step"] > 10]
     steps = 10 * len(counted)
@@ -134,11 +133,14 @@ def saving(number: int, every: int, gpus: int) -> dict[str, Any]:
 
 
 def _rows(words: list[str], folder: str) -> list[dict[str, Any]]:
-    _trainer(
-        [*words, "checkpoint.at_end=false", "trainer.eval_every=0", f"run.dir={folder}/run"], folder
-    )
+    kept = ["checkpoint.at_end=false", "trainer.eval_every=0", f"run.dir={folder}/run"]
+    _trainer([*words, *kept], folder)
+    return [row for row in _events(folder) if row["kind"] == "train"]
+
+
+def _events(folder: str) -> list[dict[str, Any]]:
     lines = Path(folder, "run/metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == "train"]
+    return [json.loads(line) for line in lines]
 
 
 def _trainer(words: list[str], folder: str) -> str:

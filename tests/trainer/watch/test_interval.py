@@ -40,13 +40,14 @@ def test_a_row_is_about_all_ranks():
     )
     assert row.keys() == {
         "loss_max", *(f"{name}_seconds" for name in (*PHASES, *PAUSES)), "imbalance",
-        "memory_gib", "memory_allocated_gib", "alloc_retries", "ooms",
+        "memory_gib", "memory_allocated_gib", "memory_symmetric_gib", "alloc_retries", "ooms",
     }  # fmt: skip
     assert row["loss_max"] == 5.0
     assert row["forward_seconds"] == pytest.approx(4 / 3 / 2)  # a step, and the mean
     assert row["saving_seconds"] == 1.5
     assert row["imbalance"] == pytest.approx(9 / 5)
     assert (row["memory_gib"], row["memory_allocated_gib"]) == (11.0, 8.0)
+    assert row["memory_symmetric_gib"] == 4.0
     assert (row["alloc_retries"], row["ooms"]) == (3, 1)
 
 
