@@ -47,6 +47,20 @@ Bytes that FSDP2's collectives read and write in one step of the tiny model, bf1
 on CPU ranks. Times on a CPU say nothing about GPUs; bytes do.
 """
 
+RUNS = """
+## Plans against runs
+
+What `trainer.dry_run=true` says, and what the same run then took, by `python -m benchmarks.runs`. Memory is
+the most that was in tensors on a rank, slots included; what the caching allocator had reserved for them is
+beside it. The four shapes of the section below, on TIDE and on torch's collectives, are a test
+(`tests/trainer/dry_run/test_forecast.py`): there, too, all plans are within 10 % of what GPUs took. Times
+are guesses from shares of the peak, and say little where the host cannot keep up with the GPU, as with small
+micro-batches of a small model.
+
+| run | GPUs | memory, planned / taken | reserved | step, planned / taken | mfu |
+|---|---|---|---|---|---|
+"""
+
 GPU = """
 ## What TIDE saves on GPUs
 
@@ -135,6 +149,17 @@ def trunk_row(result: dict[str, Any]) -> str:
     )
 
 
+def run_rows(result: dict[str, Any]) -> str:
+    """The lines of one result file of `benchmarks.runs`."""
+    device = f"{result['config']['gpus']} {result['machine']['device'].removeprefix('NVIDIA ')}"
+    return "\n".join(
+        f"| {r['case']} | {device} | {r['planned_gib']:.1f} / {r['measured_gib']:.1f} GiB "
+        f"| {r['reserved_gib']:.1f} GiB | {r['planned_ms']:,.0f} / {r['measured_ms']:,.0f} ms "
+        f"| {100 * r['mfu']:.0f} % |"
+        for r in result["rows"] if r["what"] == "plan"
+    )  # fmt: skip
+
+
 def tide_part(result: dict[str, Any]) -> str:
     """One table: a result file of `benchmarks.tide` on the CPU."""
     ranks, node_size = result["config"]["ranks"], result["config"]["node_size"]
@@ -207,10 +232,11 @@ def page() -> str:
     )
     rows = "\n".join(trunk_row(r) for r in trunk)
     measured = f"Measured with {'; '.join(versions)}; bf16, fp32 gradients, eager."
+    runs = "\n".join(run_rows(r) for r in results if r["name"] == "runs")
     tide = "".join(tide_part(r) for r in results if r["name"] == "tide-cpu")
     gpus = "".join(gpu_part(r) for r in results if r["name"] == "tide-gpu")
     alone = "".join(alone_part(r) for r in results if r["name"] == "tide.alone")
-    return f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{GPU}{gpus}{FALLS_SHORT}{ALONE}{alone}{TIDE}{tide}"
+    return f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{RUNS}{runs}\n{GPU}{gpus}{FALLS_SHORT}{ALONE}{alone}{TIDE}{tide}"
 
 
 if __name__ == "__main__":

@@ -39,6 +39,14 @@ def add_up(
         _add_up(each, scratch, divide, accumulate)
 
 
+def forget(device: torch.device) -> None:
+    """Give back what sums on `device` have kept for their next time; models in use make it anew."""
+    if device.type == "cuda":
+        from collectives.tide.sums_triton import tables
+
+        tables(device).clear()
+
+
 def _add_up(each: Sum, scratch: Tensor | None, divide: float, accumulate: bool) -> None:
     """The reference, one operation after the other."""
     first, *others = each.parts

@@ -20,6 +20,7 @@ from collectives.tide.layout import Layout
 from collectives.tide.rail import RAIL_CHANNELS, Rail
 from collectives.tide.reduce_scatter import ReduceScatter, staging_size
 from collectives.tide.slots import Slot, channels_of
+from collectives.tide.sums import forget
 from parallel.tide.reach import Reach
 from parallel.tide.room import Needs, check_room
 
@@ -156,6 +157,7 @@ class Pool:
         """Give the links back; the memory goes with its last tensor."""
         if self.fabric is not None:
             self.fabric.close()
+            forget(self.device)
 
 
 def default_node_size() -> int:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from collectives.host import broadcast
@@ -52,7 +52,7 @@ class Saver:
         self.config, self.checkpoints = config, Checkpoints(run_dir / "checkpoints")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Saved] | None = None
-        self._stager: DefaultStager | None = None
+        self._stager: BlockingAsyncStager | None = None
         self._group: dist.ProcessGroup | None = None
 
     def due(self, step: int) -> bool:
@@ -100,17 +100,9 @@ class Saver:
         return pending.result() if pending is not None else None
 
     def _stage(self, state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-        """A copy in host memory, which later saves use again."""
+        """A copy in host memory; that of a GPU's state is pinned, and later saves use it again."""
         if self._stager is None:
-            gpu = device.type == "cuda"
-            self._stager = DefaultStager(
-                StagingOptions(
-                    use_pinned_memory=gpu,
-                    use_non_blocking_copy=gpu,
-                    use_shared_memory=False,
-                    use_async_staging=False,
-                )
-            )
+            self._stager = BlockingAsyncStager(cache_staged_state_dict=device.type == "cuda")
         staged = self._stager.stage(state)
         assert isinstance(staged, dict)
         return staged
