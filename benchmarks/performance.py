@@ -50,12 +50,12 @@ on CPU ranks. Times on a CPU say nothing about GPUs; bytes do.
 RUNS = """
 ## Plans against runs
 
-What `trainer.dry_run=true` says, and what the same run then took, by `python -m benchmarks.runs`. Memory is
-the most that was in tensors on a rank, slots included; what the caching allocator had reserved for them is
-beside it. The four shapes of the section below, on TIDE and on torch's collectives, are a test
-(`tests/trainer/dry_run/test_forecast.py`): there, too, all plans are within 10 % of what GPUs took. Times
-are guesses from shares of the peak, and say little where the host cannot keep up with the GPU, as with small
-micro-batches of a small model.
+What `trainer.dry_run=true` says, and what the same run then took, by `python -m benchmarks.runs`. Memory
+is the most that was in tensors on a rank, slots included; what the caching allocator had reserved for
+them is beside it. The four shapes of the section below, on TIDE and on torch's collectives, are a test
+(`tests/trainer/dry_run/test_forecast.py`): there, too, all plans are within 10 % of what GPUs took.
+Times are guesses from shares of the peak, and say little where the host cannot keep up with the GPU, as
+with small micro-batches of a small model.
 
 | run | GPUs | memory, planned / taken | reserved | step, planned / taken | mfu |
 |---|---|---|---|---|---|
@@ -236,7 +236,8 @@ def page() -> str:
     tide = "".join(tide_part(r) for r in results if r["name"] == "tide-cpu")
     gpus = "".join(gpu_part(r) for r in results if r["name"] == "tide-gpu")
     alone = "".join(alone_part(r) for r in results if r["name"] == "tide.alone")
-    return f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{RUNS}{runs}\n{GPU}{gpus}{FALLS_SHORT}{ALONE}{alone}{TIDE}{tide}"
+    before = f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{RUNS}{runs}\n"
+    return f"{before}{GPU}{gpus}{FALLS_SHORT}{ALONE}{alone}{TIDE}{tide}"
 
 
 if __name__ == "__main__":
