@@ -55,3 +55,12 @@ def all_gather(values: Sequence[float]) -> list[list[float]]:
     parts = [torch.empty_like(own) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, own)
     return [part.tolist() for part in parts]
+
+
+def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Every rank's `value` (anything that pickles), by rank, on every rank; `group` has all ranks."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value, group=group)
+    return values

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from collectives.host import broadcast
+from collectives.host import broadcast, gather_objects
 from trainer.checkpoint import manifest
 from trainer.checkpoint.folder import Checkpoints, instead_of, read_progress
 from trainer.checkpoint.reader import Reader, read_metadata
@@ -72,10 +72,8 @@ def _check_content(checkpoint: Path) -> None:
     """Raise `CheckpointError` on every rank if any rank finds damage in its share of the files."""
     files = manifest.read_manifest(checkpoint)
     mine = sorted(files)[dist.get_rank() :: dist.get_world_size()]
-    found: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, manifest.damaged(checkpoint, files, mine))
-    problem = next((text for text in found if text), None)
-    if problem:
+    found = gather_objects(manifest.damaged(checkpoint, files, mine))
+    if problem := next((text for text in found if text), None):
         raise CheckpointError(f"{checkpoint}: {problem}: {instead_of(checkpoint)}")
 
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from collectives.host import broadcast
+from collectives.host import broadcast, gather_objects
 from trainer import stop
 from trainer.checkpoint import manifest
 from trainer.checkpoint.config import CheckpointConfig
@@ -132,8 +132,7 @@ class Saver:
             own: Any = {p.name: manifest.describe_file(p) for p in folder.glob(f"__{rank}_*")}
         except OSError as error:  # the others are waiting, and must hear of it
             own = f"cannot read {folder} again: rank {rank}: {error.strerror}"
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, own, group=self._group)
+        parts = gather_objects(own, self._group)
         for part in parts:
             if isinstance(part, str):
                 raise CheckpointError(f"{part}: set another run.dir")
