@@ -25,7 +25,7 @@ class Calibration:
     window_attention_flops: float
     topk_attention_flops: float
     topk_scores_flops: float
-    """Of scoring and choosing blocks."""
+    """Of scoring and choosing blocks, forwards only."""
     dense_flops: float
     """Of projections, dense feed-forwards and the output layer."""
     moe_flops: float

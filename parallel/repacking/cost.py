@@ -111,18 +111,18 @@ class ModelShape:
         return short * (short + 1) / 2 + (L - short) * span
 
     def score_pairs(self, lengths: Ints) -> Floats:
-        """Query-block pairs that choosing blocks scores; none for a window."""
+        """Query-block pairs that choosing blocks scores, forwards only; none for a window."""
         return self.pairs(lengths) / self.block if self.sparse == "topk" else np.zeros(len(lengths))
 
     def flops(self, lengths: Ints) -> float:
         """Operations of a training step on these samples: exact causal pairs, nothing recomputed."""
         q, sparse_q = self.heads[0], self.sparse_heads[0]
-        full = 4 * q * self.head_dim * self.full_layers * self.pairs(lengths).sum()
-        sparse = 4 * self.sparse_pairs(lengths).sum() + 2 * self.score_pairs(lengths).sum()
+        full = 4 * q * self.full_layers * self.pairs(lengths).sum()
+        sparse = 4 * sparse_q * self.sparse_layers * self.sparse_pairs(lengths).sum()
+        scores = 2 * sparse_q * self.sparse_layers * self.score_pairs(lengths).sum()
         rows = sum(self.linear_flops().values()) * float(lengths.sum())
-        return BACKWARD * float(
-            full + sparse_q * self.head_dim * self.sparse_layers * sparse + rows
-        )
+        trained = rows + self.head_dim * float(full + sparse)
+        return BACKWARD * trained + self.head_dim * float(scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,10 +208,9 @@ class CostModel:
         """Sparse attention of each sample, the choice of blocks included."""
         at, shape = self.calibration, self.shape
         rate = at.topk_attention_flops if shape.sparse == "topk" else at.window_attention_flops
-        seconds = 4 * shape.sparse_pairs(lengths) / rate
-        seconds = seconds + 2 * shape.score_pairs(lengths) / at.topk_scores_flops
-        heads = shape.sparse_heads[0] * shape.head_dim * shape.sparse_layers
-        return self.passes * heads * seconds
+        attend = self.passes * 4 * shape.sparse_pairs(lengths) / rate
+        choose = (1 + shape.recompute) * 2 * shape.score_pairs(lengths) / at.topk_scores_flops
+        return shape.sparse_heads[0] * shape.head_dim * shape.sparse_layers * (attend + choose)
 
     def work(self, ids: Ints, lengths: Ints) -> Work:
         """The samples as solvers want them. Their order depends on lengths and ids alone."""
