@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.repacking.simulate import FREE, HOMOGENEOUS, Gain, gain, simulate_step
+from benchmarks.repacking.simulate import BY_ROWS, FREE, HOMOGENEOUS, Gain, gain, simulate_step
 from benchmarks.repacking.workloads import (
     CONSTANTS,
     cost_model,
@@ -91,7 +91,9 @@ def replay(
 ) -> list[dict[str, Any]]:
     """Every step of a workload in every way."""
     cost = cost_model(constants, **changes)
-    ways = tuple(w for w in (*HOMOGENEOUS, *FREE) if w != "halo" or cost.shape.sparse == "window")
+    ways = tuple(
+        w for w in (*HOMOGENEOUS, *BY_ROWS, *FREE) if w != "halo" or cost.shape.sparse == "window"
+    )
     rows = []
     for step, lengths in enumerate(lengths_of(name, options, constants, steps)):
         row = {"workload": name, "sparse": cost.shape.sparse, "step": step}
@@ -204,7 +206,7 @@ def gains_table(gains: dict[str, Any]) -> list[str]:
     lines = [
         "| | time, wide steps | MFU points | time, all steps | MFU points |", "|---|---|---|---|---|",
     ]  # fmt: skip
-    for way in (*HOMOGENEOUS, *FREE):
+    for way in (*HOMOGENEOUS, *BY_ROWS, *FREE):
         if way in gains:
             cells = [_cells(gains[way].get(part)) for part in ("wide", "all")]
             lines.append(f"| {way} | {' | '.join(cells)} |")

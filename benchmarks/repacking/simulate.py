@@ -5,6 +5,7 @@ All ways see the same lengths and the same cost model, and start from the same h
     baseline      every sample keeps its group in all layers
     repack        wide groups are parents, their samples are repacked into children for sparse layers
     parent        and the parent solver chooses which samples share a parent
+    inside        parent, and parents inside one node are repacked, too
     sp8           repack, but all children as wide as a node
     pass          repack, with a redistribution pass before and after each full layer, not inside its
                   all-to-alls
@@ -13,6 +14,11 @@ All ways see the same lengths and the same cost model, and start from the same h
                   rows; only where the sparse attention is a window
     oracle        a bound for groups of this width: perfect balance, and no communication in sparse
     layers
+
+two that fill the homogeneous groups otherwise, by best fit of rows instead of predicted time:
+
+    rows          without repacking
+    rows_repack   with it
 
 and three that leave the homogeneous groups:
 
@@ -31,7 +37,8 @@ from parallel.repacking.cost import CostModel, Floats
 from parallel.repacking.layout import Ints
 from parallel.repacking.plan import Parent, Plan
 
-HOMOGENEOUS = ("baseline", "repack", "parent", "sp8", "pass", "halo", "oracle")
+HOMOGENEOUS = ("baseline", "repack", "parent", "inside", "sp8", "pass", "halo", "oracle")
+BY_ROWS = ("rows", "rows_repack")
 FREE = ("mixed", "widths", "bound")
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -39,7 +46,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "repack": {"parent_solver": "off"},
     "parent": {"parent_solver": "membership"},
     "sp8": {"parent_solver": "off", "min_child": 8},
+    "rows": {"enabled": False, "fit": "rows"},
+    "rows_repack": {"parent_solver": "off", "fit": "rows"},
     "mixed": {"enabled": False, "baseline": "mixed"},
+    "inside": {"parent_solver": "membership", "inside_nodes": True},
     "widths": {"parent_solver": "widths"},
 }  # fmt: skip
 """Settings of the planner; the other ways are derived from these plans."""

@@ -12,11 +12,15 @@ from parallel.repacking.cost import CostModel, Floats, Work
 from parallel.repacking.groups import (
     Groups,
     Membership,
+    longest_of,
     place,
+    sums_of,
 )
 from parallel.repacking.layout import Ints
 
 BISECTIONS = 12
+FEW = 2
+"""With fewer samples for each rank, packings are tried with the samples themselves."""
 CLOSE = 2e-3
 """Bisection ends when a target is known to this part."""
 
@@ -49,7 +53,7 @@ def homogeneous(
         if fit == "rows":
             owner: Ints | None = _best_fit(work, widths)
         else:
-            groups = Groups(widths, cost, repacked=False)
+            groups = Groups(widths, cost)
             owner = place(work, groups)
         if owner is not None:
             return Membership(widths, owner)
@@ -70,7 +74,7 @@ def _best_fit(work: Work, widths: Ints) -> Ints:
 
 
 def mixed(
-    work: Work, num_ranks: int, cost: CostModel, *, widest: int, repacked: bool
+    work: Work, num_ranks: int, cost: CostModel, *, widest: int, above: float = np.inf
 ) -> Membership | None:
     """Groups of several widths, so that the slowest is as fast as can be.
 
@@ -79,10 +83,24 @@ def mixed(
     bisection (MULTIFIT, Coffman et al. 1978, with bins of several sizes). `repacked`: wide groups will
     be repacked, so only their full attention crosses nodes. None: memory does not hold the step.
     """
-    n = len(work.ids)
-    if not n:
+    if not len(work.ids):
         return Membership(np.ones(num_ranks, np.int64), np.zeros(0, np.int64))
-    packing = _Packing(work, num_ranks, cost, widest, repacked)
+    few = len(work.ids) <= FEW * num_ranks
+    found = []
+    # Few samples leave gaps on single ranks; then wider groups may be better for all of them.
+    for narrowest in powers(min(widest, cost.node_size)) if few else (1,):
+        packing = _Packing(work, num_ranks, cost, widest, narrowest, above, few)
+        best = _bisected(packing)
+        if best is not None:
+            m = len(best.widths)
+            sums = sums_of(work.quantities, best.owner, m)
+            groups = Groups(best.widths, cost, above)
+            slowest = groups.seconds(sums, longest_of(work.alone, best.owner, m)).max()
+            found.append((float(slowest), narrowest, best))
+    return min(found, key=lambda each: each[:2])[2] if found else None
+
+
+def _bisected(packing: "_Packing") -> Membership | None:
     low = packing.least
     if not np.isfinite(low):
         return None
@@ -98,30 +116,34 @@ def mixed(
             low = target
         if best is not None and high <= low * (1 + CLOSE):
             break
-    if best is None:
-        return None
-    owner = place(work, Groups(best.widths, cost, repacked), best.owner)
-    return None if owner is None else Membership(best.widths, owner)
+    return None if best is None else packing.filled(best)
 
 
 class _Packing:
     """Whether the samples of a step can end at a target time."""
 
-    def __init__(self, work: Work, num_ranks: int, cost: CostModel, widest: int, repacked: bool):
-        self.num_ranks, self.cost, self.repacked = num_ranks, cost, repacked
-        self.sizes = np.array(powers(widest))
-        self.groups = Groups(self.sizes, cost, repacked)
+    def __init__(
+        self, work: Work, num_ranks: int, cost: CostModel, widest: int, narrowest: int,
+        above: float, exactly: bool,
+    ):  # fmt: skip
+        self.work, self.num_ranks, self.cost, self.above = work, num_ranks, cost, above
+        self.exactly = exactly
+        """Place all samples to see whether they fit, instead of pouring them."""
+        self.sizes = np.array([size for size in powers(widest) if size >= narrowest])
+        self.groups = Groups(self.sizes, cost, above)
         """One of each size."""
         self.limits = self.groups.row_limits
         self.brought, self.alone = work.quantities, work.alone
         self.total = self.brought.sum(0)
         even = float(cost.linear * self.total[0] + self.total[1] + self.total[2]) / num_ranks
-        # The time of long samples by themselves, by width; all others fit on one rank in any case.
+        # The time of long samples by themselves, by width; all others fit any group. No more samples
+        # than ranks can take longer than an even share, but for what every group takes to start.
+        first = slice(0, 2 * num_ranks)
         single = self.groups.seconds_of(
-            np.zeros(len(self.brought), np.int64), self.brought, self.alone
+            np.zeros(len(self.brought[first]), np.int64), self.brought[first], self.alone[first]
         )
-        long = (single > even) | (work.lengths > self.limits[0])
-        every = np.broadcast_to(np.arange(len(self.sizes)), (int(long.sum()), len(self.sizes)))
+        long = np.flatnonzero((single > even) | (work.lengths[first] > self.limits[0]))
+        every = np.broadcast_to(np.arange(len(self.sizes)), (len(long), len(self.sizes)))
         self.by_width = self.groups.seconds_of(
             every, self.brought[long][:, None, :], self.alone[long][:, None, :]
         )
@@ -135,7 +157,7 @@ class _Packing:
         if not fast.any(1).all():
             return None
         needs = self.sizes[fast.argmax(1)]
-        long = int(np.flatnonzero(needs > 1).max(initial=-1)) + 1
+        long = int(np.flatnonzero(needs > self.sizes[0]).max(initial=-1)) + 1
         kind = np.zeros(self.num_ranks, np.int64)  # of each open group, its place in `sizes`
         sums, longest = np.zeros((self.num_ranks, 3)), np.zeros((self.num_ranks, 2))
         opened, left = 0, self.num_ranks
@@ -154,19 +176,27 @@ class _Packing:
                 if width > left:
                     return None
                 opened, left = opened + 1, left - width
-                kind[j] = width.bit_length() - 1
+                kind[j] = int(np.searchsorted(self.sizes, width))
             owner[i] = j
             sums[j] += self.brought[i]
             longest[j] = np.maximum(longest[j], self.alone[i])
-        return self._filled(kind[:opened], sums[:opened], longest[:opened], owner, left, target)
+        return self._with_rest(kind[:opened], sums[:opened], longest[:opened], owner, left, target)
 
-    def _filled(
+    def filled(self, packing: Membership) -> Membership | None:
+        """The packing with all samples; None: memory does not hold them."""
+        if len(packing.owner) == len(self.work.ids):
+            return packing
+        owner = place(self.work, Groups(packing.widths, self.cost, self.above), packing.owner)
+        return None if owner is None else Membership(packing.widths, owner)
+
+    def _with_rest(
         self, kind: Ints, sums: Floats, longest: Floats, owner: Ints, left: int, target: float
     ) -> Membership | None:
-        """The packing with `left` single ranks, if the short samples then fit below the target."""
-        widths = np.concatenate([self.sizes[kind], np.ones(left, np.int64)])
+        """With `left` ranks as narrow as can be, if the short samples then fit below the target."""
+        left //= int(self.sizes[0])
+        widths = np.concatenate([self.sizes[kind], np.full(left, self.sizes[0])])
         order = np.argsort(-widths, kind="stable")
-        groups = Groups(widths[order], self.cost, self.repacked)
+        groups = Groups(widths[order], self.cost, self.above)
         sums = np.concatenate([sums, np.zeros((left, 3))])[order]
         longest = np.concatenate([longest, np.zeros((left, 2))])[order]
         rest = self.total - sums.sum(0)
@@ -176,6 +206,15 @@ class _Packing:
         room = np.where(np.isnan(room), np.inf, room).min(0)
         if rest[0] > 0 and np.clip(room, 0, 1).sum() < 1:
             return None
-        rank_of = np.empty(len(widths), np.int64)
-        rank_of[order] = np.arange(len(widths))
-        return Membership(widths[order], rank_of[owner])
+        m = len(widths)
+        rank_of = np.empty(m, np.int64)
+        rank_of[order] = np.arange(m)
+        found: Membership | None = Membership(widths[order], rank_of[owner])
+        if self.exactly and found is not None:
+            found = self.filled(found)
+            if found is not None:
+                ends = groups.seconds(
+                    sums_of(self.brought, found.owner, m), longest_of(self.alone, found.owner, m)
+                )
+                found = found if ends.max() <= target else None
+        return found

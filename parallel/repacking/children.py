@@ -108,7 +108,11 @@ def solve_children(
     result depends on `work` alone, never on the clock.
     """
     rates = _Rates(cost, parent, work)
-    sets = width_sets(parent, widths or powers(min(parent, cost.node_size)))
+    allowed = widths or powers(cost.node_size)
+    allowed = tuple(c for c in allowed if c <= parent)
+    if not allowed:
+        return None
+    sets = width_sets(parent, allowed)
     n = len(work.ids)
     heads = min(n, max(HEADS * parent, 16))
     heads = heads if n <= 2 * heads else max(heads // 2, 16)

@@ -330,10 +330,15 @@ class CostModel:
 
     def parent_limit(self, width: int) -> float:
         """Rows that a parent may hold if they are spread evenly."""
-        if self.memory.capacity == float("inf"):
-            return float("inf")
-        left = max(self.memory.capacity - self.memory.static, 0.0)
-        return left / (self.bytes_per_row / width + self.head_bytes(width))
+        if width not in self._parent_limits:
+            left = max(self.memory.capacity - self.memory.static, 0.0)
+            each = self.bytes_per_row / width + self.head_bytes(width)
+            self._parent_limits[width] = left / each
+        return self._parent_limits[width]
+
+    @cached_property
+    def _parent_limits(self) -> dict[int, float]:
+        return {}
 
     def row_limit(self, parent_rows: float, width: int) -> float:
         """Rows that a rank may hold."""

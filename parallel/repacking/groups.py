@@ -1,8 +1,8 @@
 """Groups of ranks and what they are predicted to take, from sums over their samples.
 
 The level of a group is the largest of a few linear functions, its pieces, of the rows, the full and the
-sparse attention of its samples. For a group that keeps its layout in all layers, and for one inside a
-node, that is exactly the cost model. A wide group may also be repacked, whatever is faster; for that its
+sparse attention of its samples. For a group that keeps its layout in all layers that is exactly the cost
+model. A wide group may also be repacked, whatever is faster; for that its
 pieces are a lower bound: the children's compute spread evenly, or the longest sample with the best child
 to itself.
 
@@ -34,11 +34,11 @@ class Membership:
 
 
 class Groups:
-    """The pieces of groups of these widths; `repacked`: those wider than a node may be."""
+    """The pieces of groups of these widths; those wider than `above` may be repacked."""
 
-    def __init__(self, widths: Ints, cost: CostModel, repacked: bool):
+    def __init__(self, widths: Ints, cost: CostModel, above: float = np.inf):
         self.widths, self.cost = widths, cost
-        self.wide = (widths > cost.node_size) & repacked
+        self.wide = widths > above
         """Groups that may be repacked."""
         # A part of a layer takes what it computes and does not hide (0), or its communication (1).
         # Pieces are (part of full attention, part of the rest, whether the longest sample stands for
@@ -56,7 +56,7 @@ class Groups:
         for width in sorted(set(widths.tolist())):
             at = widths == width
             for way in range(ways):
-                repack = way == 1 and width > cost.node_size
+                repack = way == 1 and width > above
                 for piece, (f, c, by_longest) in enumerate(pieces):
                     start, rates, longest = _piece(cost, width, repack, f, c, by_longest)
                     self.start[way, piece, at] = start

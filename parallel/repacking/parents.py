@@ -27,6 +27,10 @@ TRIES = 6
 """Changes that the bound proposes, tried with the child solver before giving up."""
 LARGE = 128
 """Samples of a parent that take about as long to solve as a parent by itself."""
+MANY = 1024
+"""With more samples than that, pouring leaves nothing to improve by moving single ones."""
+ROUNDS = 32
+"""Changes of one search at most."""
 CLOSE = 1e-3
 """A step this close to its bound is not searched further."""
 
@@ -40,7 +44,7 @@ class Limit:
     """
 
     parents: int = 32
-    """Each counts once more for every `LARGE` samples."""
+    """Each counts once more for every `LARGE` samples; those that are not repacked cost nothing."""
     seconds: float | None = None
     clock: Callable[[], float] = time.monotonic
     _spent: int = 0
@@ -61,9 +65,9 @@ class Limit:
         return self._spent >= self.parents
 
 
-def rebalance(work: Work, widths: Ints, cost: CostModel) -> Membership | None:
+def rebalance(work: Work, widths: Ints, cost: CostModel, above: float) -> Membership | None:
     """Samples placed by the bound, over parents of these widths; None: memory does not hold them."""
-    owner = place(work, Groups(widths, cost, repacked=True))
+    owner = place(work, Groups(widths, cost, above))
     return None if owner is None else Membership(widths, owner)
 
 
@@ -73,29 +77,33 @@ def refine(
     cost: CostModel,
     solve: Callable[[Work, int], float],
     limit: Limit,
+    above: float = np.inf,
 ) -> Membership:
-    """Moves and swaps out of the slowest parent; `solve` gives the true seconds of a parent.
+    """Moves and swaps out of the slowest parent, if samples are few.
 
-    What it returns is never slower than `start`.
+    `solve` gives the true seconds of a parent. What it returns is never slower than `start`. Parents
+    wider than `above` may be repacked; without any it improves a baseline, by the same search, so that
+    what a parent solver gains is not what any search would.
     """
     widths, owner = start.widths, start.owner.copy()
     m = len(widths)
-    if m < 2 or not len(work.ids):
+    if m < 2 or not 0 < len(work.ids) <= MANY:
         return start
-    groups, brought, alone_n2 = Groups(widths, cost, repacked=True), work.quantities, work.alone
+    groups, brought, alone_n2 = Groups(widths, cost, above), work.quantities, work.alone
     limits = groups.row_limits
 
     def solved(k: int, trial: Ints) -> float:
         mine = trial == k
-        limit.count(int(mine.sum()))
+        if groups.wide[k]:
+            limit.count(int(mine.sum()))
         return solve(work.take(mine), int(widths[k]))
 
-    if limit.parents < m + len(work.ids) // LARGE and limit.seconds is None:
-        return start
     seconds = np.array([solved(k, owner) for k in range(m)])
     sums, longest = sums_of(brought, owner, m), longest_of(alone_n2, owner, m)
     bound = float(groups.seconds(sums, longest).mean())
-    while not limit.reached and seconds.max() > bound * (1 + CLOSE):
+    for _ in range(ROUNDS):
+        if limit.reached or seconds.max() <= bound * (1 + CLOSE):
+            break
         slowest = int(seconds.argmax())
         proposals = _proposals(groups, brought, alone_n2, owner, slowest, seconds, limits)
         for change in proposals[:TRIES]:

@@ -47,6 +47,8 @@ class RepackingConfig:
     """The widest child; null: a node."""
     min_child: int = 1
     """The narrowest child."""
+    inside_nodes: bool = False
+    """Repack parents that lie inside one node, too."""
     search_parents: int = 32
     """The parent solver ends after solving so many parents, and all ranks come to the same plan."""
     search_seconds: float | None = None
@@ -97,6 +99,13 @@ class Planner:
         most = min(self.config.max_child or self.cost.node_size, self.cost.node_size)
         return tuple(c for c in powers(most) if c >= self.config.min_child)
 
+    @property
+    def above(self) -> float:
+        """Parents wider than this may be repacked."""
+        if not self.config.enabled:
+            return float("inf")
+        return 1 if self.config.inside_nodes else self.cost.node_size
+
     def plan(self, lengths: ArrayLike, ids: ArrayLike | None = None) -> Plan:
         """The plan for samples of these lengths; `ids` name them, by default by their places.
 
@@ -105,11 +114,8 @@ class Planner:
         sizes, names = _checked(lengths, ids)
         work = self.cost.work(names, sizes)
         start = self.baseline(work)
-        limit = Limit(self.config.search_parents, self.config.search_seconds)
         seconds, parents = float("inf"), list[Parent]()
-        for _, membership in sorted(
-            self._memberships(work, start, limit), key=lambda found: found[0]
-        ):
+        for _, membership in sorted(self._memberships(work, start), key=lambda found: found[0]):
             found, solved = self._solve(work, membership, seconds)
             if found < seconds:
                 seconds, parents = found, solved
@@ -128,7 +134,7 @@ class Planner:
                 widest=self.max_parent, fit=self.config.fit,
             )  # fmt: skip
         else:
-            found = mixed(work, self.num_ranks, self.cost, widest=self.max_parent, repacked=False)
+            found = mixed(work, self.num_ranks, self.cost, widest=self.max_parent)
         if found is None:
             raise ValueError(
                 f"{int(work.lengths.sum()):,} tokens, the longest sample {int(work.lengths[0]):,}, do "
@@ -136,35 +142,44 @@ class Planner:
                 f"{self.max_parent}: set trainer.micro_batch_size lower, or "
                 "parallel.sequence.max_parent higher"
             )
-        return found
+        return refine(work, found, self.cost, self._wide_seconds, self._limit())
+
+    def _limit(self) -> Limit:
+        return Limit(self.config.search_parents, self.config.search_seconds)
+
+    def _wide_seconds(self, work: Work, width: int) -> float:
+        return self.cost.wide_seconds(width, work)
 
     def step_bound(self, work: Work) -> float:
         """No plan of the step is faster: its compute without communication, evenly over all ranks."""
         total = self.cost.linear * float(work.lengths.sum())
         return (total + float(work.full.sum()) + float(work.sparse.sum())) / self.num_ranks
 
-    def _memberships(
-        self, work: Work, start: Membership, limit: Limit
-    ) -> list[tuple[float, Membership]]:
+    def _memberships(self, work: Work, start: Membership) -> list[tuple[float, Membership]]:
         """The baseline and what the parent solver has to offer, each with a bound on its seconds."""
         kind, cost = self.config.parent_solver, self.cost
-        found: list[Membership | None] = [start]
+        found: list[Membership | None] = []
         if self.config.enabled and kind != "off":
+            found.append(rebalance(work, start.widths, cost, self.above))
             if kind == "widths":
-                found += [
-                    mixed(work, self.num_ranks, cost, widest=self.max_parent, repacked=repacked)
-                    for repacked in (True, False)
-                ]
-            found.append(rebalance(work, start.widths, cost))
-        bounded = [(self._bound(work, m), m) for m in found if m is not None]
-        if self.config.enabled and kind != "off":
-            best = min(bounded[1:], key=lambda each: each[0], default=bounded[0])[1]
-            better = refine(work, best, cost, self._true_seconds, limit)
-            bounded.append((self._bound(work, better), better))
+                several = mixed(
+                    work, self.num_ranks, cost, widest=self.max_parent, above=self.above
+                )
+                found.append(several)
+                # Wide groups may turn out faster if they are filled to stay as they are.
+                if several is None or several.widths[0] > self.above:
+                    found.append(mixed(work, self.num_ranks, cost, widest=self.max_parent))
+        bounded = [(self._bound(work, start), start)]
+        offered = [(self._bound(work, m), m) for m in found if m is not None]
+        for bound, membership in sorted(offered, key=lambda each: each[0]):
+            better = refine(work, membership, cost, self._true_seconds, self._limit(), self.above)
+            if better is not membership:
+                bound = self._bound(work, better)
+            bounded.append((bound, better))
         return bounded
 
     def _bound(self, work: Work, membership: Membership) -> float:
-        groups = Groups(membership.widths, self.cost, self.config.enabled)
+        groups = Groups(membership.widths, self.cost, self.above)
         return float(self._levels(work, membership, groups).max(initial=0.0))
 
     def _levels(self, work: Work, membership: Membership, groups: Groups) -> Floats:
@@ -174,7 +189,7 @@ class Planner:
 
     def _true_seconds(self, work: Work, width: int) -> float:
         wide = self.cost.wide_seconds(width, work)
-        if width <= self.cost.node_size or not len(work.ids):
+        if width <= self.above or not len(work.ids):
             return wide
         children = solve_children(work, width, self.cost, self.child_widths)
         return wide if children is None else min(wide, children.seconds)
@@ -185,7 +200,7 @@ class Planner:
         """Seconds of the slowest parent and all of them, or infinity once one reaches `give_up`."""
         if self._bound(work, membership) >= give_up:
             return float("inf"), []
-        wide = self._levels(work, membership, Groups(membership.widths, self.cost, repacked=False))
+        wide = self._levels(work, membership, Groups(membership.widths, self.cost))
         order = np.argsort(membership.owner, kind="stable")
         counts = np.bincount(membership.owner, minlength=len(membership.widths))
         members = np.split(order, np.cumsum(counts)[:-1])
@@ -206,11 +221,11 @@ class Planner:
     ) -> tuple[float, Parent]:
         """One parent with these samples, repacked if that is faster than its `wide` seconds."""
         reason = NARROW if width <= self.cost.node_size else NO_GAIN
-        if self.config.enabled and reason != NARROW and len(mine):
+        if width > self.above and len(mine):
             some = work.take(mine)
             children = solve_children(some, width, self.cost, self.child_widths)
             if children is None:
-                reason = MEMORY
+                reason = MEMORY if width > self.cost.node_size else NARROW
             elif children.seconds < wide:
                 return children.seconds, Parent(first, width, _children(first, some, children))
         return wide, Parent(first, width, (Child(first, width, work.ids[mine]),), reason)

@@ -19,7 +19,7 @@ from parallel.repacking.layout import Ints
 
 GOLDEN = 0.6180339887498949
 """Multiples of it, modulo 1, fill [0, 1) evenly: any run of a sorted list in that order is typical."""
-BISECTIONS = 40
+BISECTIONS = 30
 
 
 def summed(owner: Ints, values: Floats | Ints, m: int) -> Floats:
@@ -38,7 +38,7 @@ def water_level(levels_Cm: Floats, rises_Cm: Floats) -> Floats:
     rises = np.take_along_axis(rises_Cm, order, -1)
     with np.errstate(invalid="ignore", divide="ignore"):
         candidates = (1 + np.cumsum(levels / rises, -1)) / np.cumsum(1 / rises, -1)
-    return np.nan_to_num(candidates, nan=np.inf, posinf=np.inf).min(-1)
+    return np.where(np.isnan(candidates), np.inf, candidates).min(-1)
 
 
 def shares(levels_Km: Floats, rises_Km: Floats) -> Floats:
@@ -47,12 +47,12 @@ def shares(levels_Km: Floats, rises_Km: Floats) -> Floats:
         level = water_level(levels_Km, rises_Km)
         return np.clip((level - levels_Km[0]) / rises_Km[0], 0, None)
     low, high = levels_Km.max(0).min(), (levels_Km + rises_Km).max(0).min()
+    slopes = 1 / np.maximum(rises_Km, np.finfo(np.float64).tiny)
     room = np.zeros(levels_Km.shape[1])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for _ in range(BISECTIONS):
-            level = 0.5 * (low + high)
-            room = np.nan_to_num((level - levels_Km) / rises_Km, nan=0.0).min(0).clip(0, 1)
-            low, high = (level, high) if room.sum() < 1 else (low, level)
+    for _ in range(BISECTIONS):
+        level = 0.5 * (low + high)
+        room = ((level - levels_Km) * slopes).min(0).clip(0, 1)
+        low, high = (level, high) if room.sum() < 1 else (low, level)
     return room
 
 

@@ -16,7 +16,7 @@ from tests.parallel.repacking.cases import COST, LENGTHS, SHAPE, cost, planner
 SETTINGS = [
     planner(),
     planner(baseline="mixed"),
-    planner(parent_solver="membership", fit="rows"),
+    planner(parent_solver="membership", fit="rows", inside_nodes=False),
     planner(parent_solver="off", min_child=2, max_child=4),
     planner(32, 32, of=cost(overlap=0.5)),
     planner(16, 8, of=cost(node_size=2)),
@@ -38,7 +38,10 @@ def test_plans_keep_the_rules(lengths, how):
         assert layout.samples.tolist() == wide.samples.tolist()
         assert layout.num_rows == wide.num_rows == plan.lengths_of(parent.samples).sum()
         assert layout.width == wide.width == parent.width
-        assert (parent.fallback == NARROW) == (parent.width <= plan.node_size)
+        if parent.fallback:
+            assert (parent.fallback == NARROW) == (parent.width <= plan.node_size)
+        elif not how.config.inside_nodes:
+            assert parent.width > plan.node_size
         if not parent.fallback:
             assert all(child.width in how.child_widths for child in parent.children)
 

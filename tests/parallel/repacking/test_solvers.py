@@ -163,7 +163,7 @@ def test_the_pieces_of_groups_are_the_cost_model(of, repacked):
     work = work_of(random_lengths(rng, 30), of)
     widths = np.array([32, 16, 8, 4, 1])
     owner = rng.integers(0, 5, 30)
-    groups = Groups(widths, of, repacked)
+    groups = Groups(widths, of, 8 if repacked else np.inf)
     found = groups.seconds(sums_of(work.quantities, owner, 5), longest_of(work.alone, owner, 5))
     for k, width in enumerate(widths):
         some = work.take(owner == k)
@@ -188,11 +188,11 @@ def test_baselines():
     tokens = homogeneous(work, 64, COST, rows_per_rank=16384, widest=32, fit="rows")
     rows = np.bincount(tokens.owner, work.lengths)
     assert np.ptp(rows) <= 2000
-    several = mixed(work, 64, COST, widest=32, repacked=False)
+    several = mixed(work, 64, COST, widest=32)
     assert several.widths.sum() == 64
     assert np.all(np.diff(several.widths) <= 0)
     slowest = [
-        Groups(m.widths, COST, False).seconds(
+        Groups(m.widths, COST).seconds(
             sums_of(work.quantities, m.owner, len(m.widths)),
             longest_of(work.alone, m.owner, len(m.widths)),
         ).max()
@@ -229,6 +229,7 @@ def test_a_longer_search_is_never_worse():
 def test_equal_lengths_gain_nothing_where_no_group_crosses_nodes(length, n):
     lengths = [length] * n
     off = planner(32, 8, rows_per_rank=16384, enabled=False).plan(lengths).seconds
-    on = planner(32, 8, rows_per_rank=16384, parent_solver="membership").plan(lengths).seconds
+    how = planner(32, 8, rows_per_rank=16384, parent_solver="membership", inside_nodes=False)
+    on = how.plan(lengths).seconds
     assert on == pytest.approx(off, rel=5e-3)
     assert on <= off * (1 + 1e-12)
