@@ -50,6 +50,10 @@ Row = dict[str, Any]
 Constants = dict[str, Any]
 
 
+EXACT_SECONDS = 30.0
+"""For each optimum; what is not proven by then counts by its bound."""
+
+
 def random_lengths(
     rng: np.random.Generator, n: int, typical: float, longest: int = 600_000
 ) -> Ints:
@@ -57,17 +61,17 @@ def random_lengths(
     return np.minimum(typical * np.exp(1.2 * rng.normal(size=n)), longest).astype(np.int64) + 1
 
 
-def child(constants: Constants, quick: bool) -> list[Row]:
+def child(constants: Constants, cases: int) -> list[Row]:
     """Random parents of 8, 16 and 32 ranks with up to 14 samples."""
     rows = []
-    for case in range(30 if quick else 500):
+    for case in range(cases):
         rng = np.random.default_rng([1, case])
         parent, n = (8, 16, 32)[case % 3], int(rng.integers(1, 15))
         cost = cost_model(constants, overlap=(0.0, 0.5, 1.0)[case // 3 % 3])
         work = cost.work(np.arange(n), random_lengths(rng, n, 6000))
         found = solve_children(work, parent, cost)
         assert found is not None
-        optimum = solve_exactly(work, [parent], cost, seconds=5 if quick else 30)
+        optimum = solve_exactly(work, [parent], cost, seconds=EXACT_SECONDS)
         bound = lower_bound(work, parent, cost)
         rows.append({
             "part": "child", "case": case, "ranks": parent, "samples": n, "overlap": cost.overlap,
@@ -78,10 +82,10 @@ def child(constants: Constants, quick: bool) -> list[Row]:
     return rows
 
 
-def parent(constants: Constants, quick: bool) -> list[Row]:
+def parent(constants: Constants, cases: int) -> list[Row]:
     """Two parents of 16 ranks with up to 10 samples; each may also stay wide."""
     rows = []
-    for case in range(8 if quick else 200):
+    for case in range(cases):
         rng = np.random.default_rng([2, case])
         n = int(rng.integers(2, 11))
         cost = cost_model(constants)
@@ -91,9 +95,7 @@ def parent(constants: Constants, quick: bool) -> list[Row]:
         off = RepackingConfig(parent_solver="off", rows_per_rank=1)
         without = Planner(cost, 32, 16, off).plan(lengths)
         work = cost.work(np.arange(n), lengths)
-        optimum = solve_exactly(
-            work, [16, 16], cost, may_stay_wide=True, seconds=5 if quick else 30
-        )
+        optimum = solve_exactly(work, [16, 16], cost, may_stay_wide=True, seconds=EXACT_SECONDS)
         rows.append({
             "part": "parent", "case": case, "samples": n, "seconds": plan.seconds - cost.fixed,
             "optimum": optimum.seconds, "proven": optimum.bound,
@@ -124,10 +126,10 @@ def everything_that_a_rank_needs(
     return plan
 
 
-def times(constants: Constants, quick: bool) -> list[Row]:
+def times(constants: Constants, cases: int) -> list[Row]:
     """Wall-clock and processor seconds, with every solver on; Wikipedia's lengths."""
     rows = []
-    sizes = [(64, 5_000, 20 if quick else 200), (1024, 100_000, 2 if quick else 15)]
+    sizes = [(64, 5_000, cases), (1024, 100_000, max(cases // 10, 2))]
     for ranks, samples, steps in sizes:
         cost = cost_model(constants)
         # As many tokens a rank as there are: memory is no part of this question.
@@ -149,7 +151,7 @@ def times(constants: Constants, quick: bool) -> list[Row]:
     return rows
 
 
-def worse(constants: Constants, quick: bool) -> list[Row]:
+def worse(constants: Constants, cases: int) -> list[Row]:
     """Random steps of every kind, on clusters of every kind: how often a plan is slower than without."""
     rows = []
     settings: list[tuple[int, int, int, Row, Row]] = [
@@ -169,7 +171,7 @@ def worse(constants: Constants, quick: bool) -> list[Row]:
         planners.append(
             [Planner(cost, ranks, widest, RepackingConfig(**each)) for each in (fixed, without)]
         )
-    for case in range(120 if quick else 10_000):
+    for case in range(cases):
         rng = np.random.default_rng([4, case])
         repacked, plain = planners[case % len(planners)]
         n = int(rng.integers(0, 120))
@@ -188,14 +190,11 @@ FLEXSP_SECONDS = 0.5
 """For its mixed-integer model, each step."""
 
 
-def public(constants: Constants, quick: bool) -> list[Row]:
+def public(constants: Constants, cases: int) -> list[Row]:
     """The slowest rank of each scheduler: the headline workload, and some steps of the others."""
     rows = []
-    counts = {
-        "wikipedia": 12 if quick else 1000,
-        **dict.fromkeys(constants["workloads"], 4 if quick else 100),
-    }
-    counts["wikipedia"] = 12 if quick else 1000
+    counts = dict.fromkeys(constants["workloads"], max(cases // 10, 1))
+    counts["wikipedia"] = cases
     cost = cost_model(constants)
     planner = planner_of(constants, cost)
     ranks, widest = constants["ranks"], constants["max_parent"]
@@ -219,9 +218,11 @@ def public(constants: Constants, quick: bool) -> list[Row]:
     return rows
 
 
-PARTS: dict[str, Callable[[Constants, bool], list[Row]]] = {
+PARTS: dict[str, Callable[[Constants, int], list[Row]]] = {
     "child": child, "parent": parent, "time": times, "worse": worse, "public": public,
 }  # fmt: skip
+CASES = {"child": 500, "parent": 200, "time": 200, "worse": 10_000, "public": 1000}
+QUICK_CASES = {"child": 30, "parent": 8, "time": 20, "worse": 120, "public": 12}
 RIVALS = ("flexsp", "megatron", "magi")
 TIE = 1 + 1e-9
 
@@ -301,6 +302,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--cases", type=int, help="of each part, instead of its own number")
     parser.add_argument("--constants", type=Path, default=CONSTANTS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -310,7 +312,8 @@ def main() -> None:
         kept = json.loads(options.json.read_text())["rows"]
         rows = [row for row in kept if row["part"] not in options.only]
     for name in options.only:
-        rows += PARTS[name](constants, options.quick)
+        cases = options.cases or (QUICK_CASES if options.quick else CASES)[name]
+        rows += PARTS[name](constants, cases)
         print(f"{name}: done", file=sys.stderr, flush=True)
         if options.json:
             write(options.json, "repacking.solvers", "cpu", constants, rows, summarize(rows))
