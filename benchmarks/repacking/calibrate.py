@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from benchmarks.repacking.workloads import CONSTANTS, read_constants
 from benchmarks.results import machine, versions
 from parallel.repacking.calibration import load, read
-from parallel.repacking.cost import ModelShape
+from parallel.repacking.shape import ModelShape
 
 # Legend: L tokens, H heads, D head dim, M hidden, B tokens of a block, k blocks that a query sees.
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from parallel.repacking.baselines import homogeneous
 from parallel.repacking.children import powers
-from parallel.repacking.cost import CostModel, Floats, Work
+from parallel.repacking.cost import CostModel, Work
 from parallel.repacking.groups import Membership
-from parallel.repacking.layout import Ints, stream
+from parallel.repacking.layout import Floats, Ints, stream
 
 # FlexSP (Wang et al., ASPLOS 2025, arXiv 2412.01523): groups of several widths from a mixed-integer
 # model over buckets of lengths.

@@ -33,8 +33,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.repacking.workloads import planner_of
-from parallel.repacking.cost import CostModel, Floats
-from parallel.repacking.layout import Ints
+from parallel.repacking.cost import CostModel
+from parallel.repacking.layout import Floats, Ints
 from parallel.repacking.plan import Parent, Plan
 
 HOMOGENEOUS = ("baseline", "repack", "parent", "inside", "sp8", "pass", "halo", "oracle")

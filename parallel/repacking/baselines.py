@@ -8,7 +8,7 @@ with the others (the idea of FlexSP, and of Megatron's hybrid context parallelis
 import numpy as np
 
 from parallel.repacking.children import powers
-from parallel.repacking.cost import CostModel, Floats, Work
+from parallel.repacking.cost import CostModel, Work
 from parallel.repacking.groups import (
     Groups,
     Membership,
@@ -16,7 +16,7 @@ from parallel.repacking.groups import (
     place,
     sums_of,
 )
-from parallel.repacking.layout import Ints
+from parallel.repacking.layout import Floats, Ints
 
 BISECTIONS = 12
 FEW = 2

@@ -17,8 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from parallel.repacking.cost import CostModel, Floats, Work
-from parallel.repacking.layout import Ints
+from parallel.repacking.cost import CostModel, Work
+from parallel.repacking.layout import Floats, Ints
 from parallel.repacking.spread import pour, summed, water_level
 
 HEADS = 2

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parallel.repacking.cost import CostModel, Floats, Work
-from parallel.repacking.layout import Ints
+from parallel.repacking.cost import CostModel, Work
+from parallel.repacking.layout import Floats, Ints
 from parallel.repacking.spread import one_by_one, pour, summed
 
 ONE_BY_ONE = 1 / 16

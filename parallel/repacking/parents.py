@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from parallel.repacking.cost import CostModel, Floats, Work
+from parallel.repacking.cost import CostModel, Work
 from parallel.repacking.groups import (
     Groups,
     Membership,
@@ -19,7 +19,7 @@ from parallel.repacking.groups import (
     place,
     sums_of,
 )
-from parallel.repacking.layout import Ints
+from parallel.repacking.layout import Floats, Ints
 
 MOVABLE = 48
 """So many of the longest samples may be moved or swapped."""
@@ -52,6 +52,10 @@ class Limit:
 
     def __post_init__(self) -> None:
         self._begin = self.clock()
+
+    def fresh(self) -> "Limit":
+        """For another search of the same plan: by count it begins anew, the clock runs on."""
+        return self if self.seconds is not None else Limit(self.parents)
 
     def count(self, samples: int) -> None:
         """One more parent was solved, with so many samples."""

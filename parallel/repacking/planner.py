@@ -16,14 +16,14 @@ from numpy.typing import ArrayLike
 from configs.values import at_least, one_of
 from parallel.repacking.baselines import homogeneous, mixed
 from parallel.repacking.children import Children, powers, solve_children, split
-from parallel.repacking.cost import CostModel, Floats, Work
+from parallel.repacking.cost import CostModel, Work
 from parallel.repacking.groups import (
     Groups,
     Membership,
     longest_of,
     sums_of,
 )
-from parallel.repacking.layout import Ints
+from parallel.repacking.layout import Floats, Ints
 from parallel.repacking.parents import Limit, rebalance, refine
 from parallel.repacking.plan import MEMORY, NARROW, NO_GAIN, Child, Parent, Plan
 
@@ -113,9 +113,11 @@ class Planner:
         """
         sizes, names = _checked(lengths, ids)
         work = self.cost.work(names, sizes)
-        start = self.baseline(work)
+        limit = Limit(self.config.search_parents, self.config.search_seconds)
+        start = self.baseline(work, limit)
         seconds, parents = float("inf"), list[Parent]()
-        for _, membership in sorted(self._memberships(work, start), key=lambda found: found[0]):
+        offers = self._memberships(work, start, limit)
+        for _, membership in sorted(offers, key=lambda found: found[0]):
             found, solved = self._solve(work, membership, seconds)
             if found < seconds:
                 seconds, parents = found, solved
@@ -125,7 +127,7 @@ class Planner:
             self.num_ranks, self.cost.node_size, names[order], sizes[order], tuple(parents), total
         )
 
-    def baseline(self, work: Work) -> Membership:
+    def baseline(self, work: Work, limit: Limit | None = None) -> Membership:
         """The groups to begin with."""
         found: Membership | None
         if self.config.baseline == "homogeneous":
@@ -142,10 +144,8 @@ class Planner:
                 f"{self.max_parent}: set trainer.micro_batch_size lower, or "
                 "parallel.sequence.max_parent higher"
             )
-        return refine(work, found, self.cost, self._wide_seconds, self._limit())
-
-    def _limit(self) -> Limit:
-        return Limit(self.config.search_parents, self.config.search_seconds)
+        limit = limit or Limit(self.config.search_parents)
+        return refine(work, found, self.cost, self._wide_seconds, limit.fresh())
 
     def _wide_seconds(self, work: Work, width: int) -> float:
         return self.cost.wide_seconds(width, work)
@@ -155,7 +155,9 @@ class Planner:
         total = self.cost.linear * float(work.lengths.sum())
         return (total + float(work.full.sum()) + float(work.sparse.sum())) / self.num_ranks
 
-    def _memberships(self, work: Work, start: Membership) -> list[tuple[float, Membership]]:
+    def _memberships(
+        self, work: Work, start: Membership, limit: Limit
+    ) -> list[tuple[float, Membership]]:
         """The baseline and what the parent solver has to offer, each with a bound on its seconds."""
         kind, cost = self.config.parent_solver, self.cost
         found: list[Membership | None] = []
@@ -172,7 +174,7 @@ class Planner:
         bounded = [(self._bound(work, start), start)]
         offered = [(self._bound(work, m), m) for m in found if m is not None]
         for bound, membership in sorted(offered, key=lambda each: each[0]):
-            better = refine(work, membership, cost, self._true_seconds, self._limit(), self.above)
+            better = refine(work, membership, cost, self._true_seconds, limit.fresh(), self.above)
             if better is not membership:
                 bound = self._bound(work, better)
             bounded.append((bound, better))

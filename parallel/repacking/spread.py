@@ -14,8 +14,7 @@ from operator import mul
 
 import numpy as np
 
-from parallel.repacking.cost import Floats
-from parallel.repacking.layout import Ints
+from parallel.repacking.layout import Floats, Ints
 
 GOLDEN = 0.6180339887498949
 """Multiples of it, modulo 1, fill [0, 1) evenly: any run of a sorted list in that order is typical."""

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from parallel.repacking.calibration import load
-from parallel.repacking.cost import CostModel, Memory, ModelShape
+from parallel.repacking.cost import CostModel, Memory
 from parallel.repacking.planner import Planner, RepackingConfig
+from parallel.repacking.shape import ModelShape
 
 SHAPE = ModelShape(
     hidden=4096, head_dim=128, q_heads=64, kv_heads=8, full_layers=11, sparse_layers=33,

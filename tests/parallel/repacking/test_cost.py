@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from parallel.repacking.calibration import Calibration, load, names, read
-from parallel.repacking.cost import CostModel, Memory, ModelShape
+from parallel.repacking.cost import CostModel, Memory
+from parallel.repacking.shape import ModelShape
 from tests.parallel.repacking.cases import COST, SHAPE, cost
 
 SMALL = ModelShape(

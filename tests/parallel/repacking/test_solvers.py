@@ -209,11 +209,13 @@ def test_a_search_ends_by_count_or_by_the_clock():
     assert not limit.reached
     now[0] = 0.5
     assert limit.reached
+    assert limit.fresh().reached
     counted = Limit(parents=2)
     counted.count(1)
     assert not counted.reached
     counted.count(1)
     assert counted.reached
+    assert not counted.fresh().reached
 
 
 def test_a_longer_search_is_never_worse():
