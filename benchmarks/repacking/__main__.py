@@ -22,6 +22,7 @@ from benchmarks.repacking.workloads import (
     cost_model,
     planner_of,
     read_constants,
+    rounded,
     steps_of,
     steps_of_file,
 )
@@ -70,7 +71,7 @@ def main() -> None:
     summary = summarize(rows, sensitive, constants, names)
     print(report(summary))
     if options.json:
-        write(options.json, "repacking-sim", "cpu", constants, rows + sensitive, summary)
+        write(options.json, "repacking-sim", "cpu", constants, rounded(rows + sensitive), summary)
 
 
 def lengths_of(

@@ -32,6 +32,7 @@ from benchmarks.repacking.workloads import (
     cost_model,
     planner_of,
     read_constants,
+    rounded,
     steps_of,
     wikipedia,
 )
@@ -171,6 +172,7 @@ def worse(constants: Constants, cases: int) -> list[Row]:
         planners.append(
             [Planner(cost, ranks, widest, RepackingConfig(**each)) for each in (fixed, without)]
         )
+    gains: list[list[float]] = [[] for _ in settings]
     for case in range(cases):
         rng = np.random.default_rng([4, case])
         repacked, plain = planners[case % len(planners)]
@@ -179,9 +181,11 @@ def worse(constants: Constants, cases: int) -> list[Row]:
         lengths = random_lengths(rng, n, typical, 400_000)
         lengths = lengths[lengths.cumsum() <= 40_000 * repacked.num_ranks]  # what memory holds
         seconds, before = repacked.plan(lengths).seconds, plain.plan(lengths).seconds
+        gains[case % len(planners)].append(1 - seconds / before if before else 0.0)
+    for (ranks, widest, node, changes, config), found in zip(settings, gains, strict=True):
         rows.append({
-            "part": "worse", "case": case, "setting": case % len(planners), "samples": len(lengths),
-            "gain": 1 - seconds / before if before else 0.0,
+            "part": "worse", "ranks": ranks, "max_parent": widest, "node_size": node, **changes,
+            **config, "gains": found,
         })  # fmt: skip
     return rows
 
@@ -260,7 +264,7 @@ def summarize(rows: list[Row]) -> dict[str, Any]:
     if part["time"]:
         summary["plan_s_1024r_100000"] = round(summary["plan_ms_p50_1024r_100000"] / 1000, 4)
     if part["worse"]:
-        gains = np.array([row["gain"] for row in part["worse"]])
+        gains = np.concatenate([row["gains"] for row in part["worse"]])
         summary |= {
             "random_steps": len(gains), "worse_than_baseline": int((gains < -1e-9).sum()),
             "random_gain_mean": float(gains.mean()),
@@ -317,7 +321,8 @@ def main() -> None:
         rows += PARTS[name](constants, cases)
         print(f"{name}: done", file=sys.stderr, flush=True)
         if options.json:
-            write(options.json, "repacking.solvers", "cpu", constants, rows, summarize(rows))
+            summary = summarize(rows)
+            write(options.json, "repacking.solvers", "cpu", constants, rounded(rows), summary)
     print(json.dumps(summarize(rows), indent=1))
 
 

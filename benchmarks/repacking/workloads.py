@@ -121,3 +121,12 @@ def planner_of(constants: dict[str, Any], cost: CostModel, **config: Any) -> Pla
     """A planner for the cluster of the constants."""
     settings = {"rows_per_rank": constants["rows_per_rank"], **config}
     return Planner(cost, constants["ranks"], constants["max_parent"], RepackingConfig(**settings))
+
+
+def rounded(value: Any) -> Any:
+    """Rows of a result file with seven digits of each number."""
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.7g}") if isinstance(value, float) else value

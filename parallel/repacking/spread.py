@@ -46,7 +46,7 @@ def shares(levels_Km: Floats, rises_Km: Floats) -> Floats:
         level = water_level(levels_Km, rises_Km)
         return np.clip((level - levels_Km[0]) / rises_Km[0], 0, None)
     low, high = levels_Km.max(0).min(), (levels_Km + rises_Km).max(0).min()
-    slopes = 1 / np.maximum(rises_Km, np.finfo(np.float64).tiny)
+    slopes = 1 / np.maximum(rises_Km, 1e-200)  # a piece that does not rise has all the room
     room = np.zeros(levels_Km.shape[1])
     for _ in range(BISECTIONS):
         level = 0.5 * (low + high)
