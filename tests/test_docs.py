@@ -31,6 +31,11 @@ ELSEWHERE = {
     "python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.alone": (
         "needs two GPUs"
     ),
+    "python -m benchmarks.repacking --quick": "tests/benchmarks/repacking runs a few of its steps",
+    "python -m benchmarks.repacking --lengths FILE": "tests/benchmarks/repacking has such a file",
+    "python -m benchmarks.repacking.solvers": "tests/benchmarks/repacking runs a few of its cases",
+    "python -m benchmarks.repacking.calibrate": "needs a GPU; tests/benchmarks/repacking: on the CPU",
+    "python -m benchmarks.repacking.page": "would change the checkout; its tables are compared there",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""

@@ -1,0 +1,2 @@
+"""Repacking measured: a simulator over length distributions, the solvers, calibration of the cost
+model."""
