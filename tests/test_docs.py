@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import install
+from tests.runs.helpers import program, train
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -98,31 +100,36 @@ def test_commands_run(page, block, workplace):
     for command in block:
         if is_elsewhere(command):
             continue
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True,
-            timeout=240,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        code, output = perform(command, folder, environment)
+        assert code == 0, f"{command}\n{output}"
+
+
+def perform(command, folder, environment):
+    """What bash would do with it; the launcher of a run is forked, its ranks are not."""
+    words = shlex.split(command, comments=True)
+    if words[:3] == ["python", "-m", "trainer"]:
+        return program(*words[3:], cwd=folder, env=environment, timeout=240)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=240,
+    )  # fmt: skip
+    return done.returncode, done.stdout
 
 
 def test_the_sine_learns_to_be_one(workplace):
     """The example of `docs/writing-a-task.md` does what the page says."""
     folder, environment = workplace
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", "task=sine", "model=sine", "data=sine",
-         "trainer.steps=300", "trainer.batch_size=64", "optim.lr=1e-2", "run.dir=sine-run",
-         "checkpoint.every=0"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
+    sine = ["task=sine", "model=sine", "data=sine"]
+    code, output = train(
+        *sine, "trainer.steps=300", "trainer.batch_size=64", "optim.lr=1e-2", "run.dir=sine-run",
+        "checkpoint.every=0", cwd=folder, env=environment,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    error = float(re.findall(r"error (\d\.\d+)", done.stdout)[-1])
+    assert code == 0, output
+    error = float(re.findall(r"error (\d\.\d+)", output)[-1])
     assert error < 0.1
-    bad = subprocess.run(
-        [sys.executable, "-m", "trainer", "task=sine", "model=sine", "data=sine", "task.noise=-1"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert bad.returncode == 2
-    assert "set task.noise to 0 or more" in bad.stderr
+    code, output = program(*sine, "task.noise=-1", cwd=folder, env=environment)
+    assert code == 2
+    assert "set task.noise to 0 or more" in output
 
 
 def test_every_exception_to_the_rule_is_still_needed():

@@ -1,11 +1,20 @@
-"""Whole runs as a person starts them: a command, its console, its exit code, its folder."""
+"""Whole runs as a person starts them: a command, its console, its exit code, its folder.
+
+`run` (and `start`, `finish`) is the real thing, new interpreters and all: four seconds of imports for
+the launcher and for each rank. It is for what happens between processes: signals, deaths, launchers.
+`train` and `program` are the same program in processes of the fork server that has imported
+everything: for what is in the folder and on the console afterwards.
+"""
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+from tests.ranks import forks
 
 SMALL = (
     "model.num_layers=2", "model.hidden_size=32", "model.intermediate_size=48", "model.num_heads=2",
@@ -49,6 +58,59 @@ def finish(process, timeout=180):
 def run(*arguments, cwd, timeout=180, **keywords):
     """Start and finish."""
     return finish(start(*arguments, cwd=cwd, **keywords), timeout)
+
+
+def program(*arguments, cwd, env=None, timeout=180):
+    """`python -m trainer ARGUMENTS`, forked. Ranks that it starts are new interpreters."""
+    return together(arguments, cwd, [env or {}], timeout)
+
+
+def train(*arguments, cwd, ranks=2, env=None, timeout=180):
+    """The same on `ranks` ranks, forked, too: they find what torchrun would have told them."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    everyone = {
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", **(env or {}),
+    }  # fmt: skip
+    each = [{**everyone, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return together(arguments, cwd, each, timeout)
+
+
+def together(arguments, cwd, environments, timeout=180):
+    """One forked process for each environment; returns the first bad exit code and all output."""
+    with tempfile.NamedTemporaryFile("r") as console:
+        processes = [
+            forks.Process(target=_program, args=(list(map(str, arguments)), cwd, env, console.name))
+            for env in environments
+        ]
+        for process in processes:
+            process.start()
+        end = time.monotonic() + timeout
+        for process in processes:
+            process.join(max(end - time.monotonic(), 0))
+        late = [process for process in processes if process.is_alive()]
+        for process in late:
+            process.kill()
+            process.join()
+        output = console.read()
+        assert not late, f"did not end within {timeout} s:\n{output}"
+        return next((p.exitcode for p in processes if p.exitcode), 0), output
+
+
+def _program(arguments, cwd, env, console):
+    """What a new interpreter would be given, and then `python -m trainer`."""
+    with open(console, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(cwd)
+    os.environ.update({**ENVIRONMENT, **env})
+    sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.argv = ["trainer", *arguments]
+    from trainer.__main__ import main
+
+    main()
 
 
 def wait_for(condition, timeout=90):

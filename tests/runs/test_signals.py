@@ -10,10 +10,11 @@ from tests.runs.helpers import (
     SMALL,
     finish,
     metrics,
+    program,
     ranks_of,
     reached,
-    run,
     start,
+    train,
     wait_for,
 )
 
@@ -48,7 +49,8 @@ def test_a_signal_while_training(number, changes, tmp_path):
     wait_for(lambda: reached(tmp_path / "r", 5))
     process.send_signal(number)
     last = check_stopped(*finish(process, timeout=30), tmp_path)
-    code, output = run(
+    again = program if "launch.nproc=1" in changes else train
+    code, output = again(
         *SMALL, *LONG, *changes, f"trainer.steps={last + 2}", "trainer.resume=auto", cwd=tmp_path
     )
     assert code == 0, output
@@ -99,7 +101,7 @@ def test_a_signal_while_evaluating(tmp_path):
     assert last == 4
     assert metrics(tmp_path / "r", "eval") == []
     # Going on begins with the evaluation that was interrupted, made short here.
-    code, output = run(
+    code, output = train(
         *SMALL, *LONG, *changes, "trainer.steps=4", "trainer.eval_samples=2", "trainer.resume=auto",
         cwd=tmp_path,
     )  # fmt: skip
