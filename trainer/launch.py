@@ -149,7 +149,7 @@ def start_ranks(payload: dict[str, Any], nproc: int, run_dir: Path) -> int:
     batch; a second one ends this process, and the kernel its ranks. A rank that dies ends the
     job: the others are given a few seconds, then killed.
     """
-    from torch.distributed import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
