@@ -37,6 +37,9 @@ ELSEWHERE = {
 }
 """Commands that are not run here, by their beginning, and what runs instead."""
 
+SHORT = "trainer.eval_samples=8"
+"""Added to runs: their evaluations would take longer than their steps."""
+
 
 def blocks(page):
     return BLOCK.findall((ROOT / page).read_text())
@@ -83,7 +86,7 @@ def workplace(tmp_path_factory):
         **os.environ,
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "PYTHONPATH": str(folder / "plugin"),
-        "ARGS": "trainer.steps=10",  # make train: the first steps of it
+        "ARGS": f"trainer.steps=10 {SHORT}",  # make train: the first steps of it
     }
     environment.pop("HYDRA_FULL_ERROR", None)
     return folder, environment
@@ -105,10 +108,11 @@ def test_commands_run(page, block, workplace):
 
 
 def perform(command, folder, environment):
-    """What bash would do with it; the launcher of a run is forked, its ranks are not."""
+    """What bash would do with it, but runs are forked; `make train` starts all of its processes."""
     words = shlex.split(command, comments=True)
     if words[:3] == ["python", "-m", "trainer"]:
-        return program(*words[3:], cwd=folder, env=environment, timeout=240)
+        run = program if {"--help", "--cfg", "trainer.dry_run=true"} & set(words) else train
+        return run(*words[3:], SHORT, cwd=folder, env=environment, timeout=240)
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=240,

@@ -1,9 +1,11 @@
 """Whole runs as a person starts them: a command, its console, its exit code, its folder.
 
-`run` (and `start`, `finish`) is the real thing, new interpreters and all: four seconds of imports for
-the launcher and for each rank. It is for what happens between processes: signals, deaths, launchers.
-`train` and `program` are the same program in processes of the fork server that has imported
-everything: for what is in the folder and on the console afterwards.
+A new interpreter imports for four seconds, so the same program is also forked from one that has:
+
+`run` (`start`, `finish`)       all new interpreters: for other launchers, and the first moments
+`program` (`launch`, `finish`)  a forked launcher, whose ranks are new interpreters: for signals, deaths,
+                                and all that ends before there are ranks
+`train`                         forked ranks and no launcher: for what is in the folder afterwards
 """
 
 import json
@@ -60,9 +62,41 @@ def run(*arguments, cwd, timeout=180, **keywords):
     return finish(start(*arguments, cwd=cwd, **keywords), timeout)
 
 
+class Forked:
+    """`python -m trainer ARGUMENTS`, forked, with what tests ask of a `Popen`."""
+
+    def __init__(self, arguments, cwd, env):
+        self._console = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
+        words = list(map(str, arguments))
+        self._process = forks.Process(target=_program, args=(words, cwd, env, self._console.name))
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self._process.kill()
+
+    def communicate(self, timeout=None):
+        self._process.join(timeout)
+        if self._process.is_alive():
+            raise subprocess.TimeoutExpired("trainer", timeout)
+        return self._console.read(), None
+
+
+def launch(*arguments, cwd, env=None):
+    """Start a forked launcher. Ranks that it starts are new interpreters, as ever."""
+    return Forked(arguments, cwd, env or {})
+
+
 def program(*arguments, cwd, env=None, timeout=180):
-    """`python -m trainer ARGUMENTS`, forked. Ranks that it starts are new interpreters."""
-    return together(arguments, cwd, [env or {}], timeout)
+    """Launch and finish."""
+    return finish(launch(*arguments, cwd=cwd, env=env), timeout)
 
 
 def train(*arguments, cwd, ranks=2, env=None, timeout=180):
@@ -80,23 +114,13 @@ def train(*arguments, cwd, ranks=2, env=None, timeout=180):
 
 def together(arguments, cwd, environments, timeout=180):
     """One forked process for each environment; returns the first bad exit code and all output."""
-    with tempfile.NamedTemporaryFile("r") as console:
-        processes = [
-            forks.Process(target=_program, args=(list(map(str, arguments)), cwd, env, console.name))
-            for env in environments
-        ]
+    processes = [Forked(arguments, cwd, env) for env in environments]
+    try:
+        ended = [finish(process, timeout) for process in processes]
+    finally:
         for process in processes:
-            process.start()
-        end = time.monotonic() + timeout
-        for process in processes:
-            process.join(max(end - time.monotonic(), 0))
-        late = [process for process in processes if process.is_alive()]
-        for process in late:
             process.kill()
-            process.join()
-        output = console.read()
-        assert not late, f"did not end within {timeout} s:\n{output}"
-        return next((p.exitcode for p in processes if p.exitcode), 0), output
+    return next((code for code, _ in ended if code), 0), "".join(output for _, output in ended)
 
 
 def _program(arguments, cwd, env, console):

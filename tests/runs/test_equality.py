@@ -10,11 +10,11 @@ import torch
 from tests.runs.helpers import (
     SMALL,
     finish,
+    launch,
     metrics,
     program,
     ranks_of,
     reached,
-    start,
     train,
     wait_for,
     weights,
@@ -61,7 +61,7 @@ def test_a_killed_run_started_again_ends_with_the_same_weights(tmp_path):
     code, output = train(*common, "run.dir=whole", cwd=tmp_path)
     assert code == 0, output
     step = random.Random().randint(2, 24)
-    process = start(*common, "run.dir=killed", cwd=tmp_path)
+    process = launch(*common, "run.dir=killed", cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "killed", step))
     ranks = ranks_of(process.pid)
     victim = random.Random().choice(sorted(ranks))

@@ -1,6 +1,7 @@
 """What a failing rank, a bad batch or a bad folder does to a run; with a third party's task."""
 
 import json
+import signal
 import time
 
 import pytest
@@ -8,11 +9,10 @@ import pytest
 from tests.runs.helpers import (
     SMALL,
     finish,
+    launch,
     metrics,
     program,
     reached,
-    run,
-    start,
     train,
     wait_for,
 )
@@ -44,7 +44,9 @@ def test_a_third_partys_recipe_is_found(plugin, tmp_path):
 
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once(plugin, tmp_path):
     begin = time.monotonic()
-    code, output = run(*FAULTY, "trainer.steps=50", "task.fault=raise", cwd=tmp_path, env=plugin)
+    code, output = program(
+        *FAULTY, "trainer.steps=50", "task.fault=raise", cwd=tmp_path, env=plugin
+    )
     assert code == 1, output
     assert output.count("Traceback (most recent call last)") == 1
     assert "rank 1 failed:" in output
@@ -61,13 +63,13 @@ def test_an_exception_in_process_shows_its_traceback_once(plugin, tmp_path):
 
 
 def test_a_rank_that_leaves_early_ends_the_job(plugin, tmp_path):
-    code, output = run(*FAULTY, "task.fault=exit", cwd=tmp_path, env=plugin, timeout=60)
+    code, output = program(*FAULTY, "task.fault=exit", cwd=tmp_path, env=plugin, timeout=60)
     assert code == 1, output
 
 
 def test_a_rank_that_hangs_ends_the_job_at_the_timeout(plugin, tmp_path):
     begin = time.monotonic()
-    code, output = run(
+    code, output = program(
         *FAULTY, "task.fault=hang", "launch.timeout=5", cwd=tmp_path, env=plugin, timeout=90
     )
     assert code == 1, output
@@ -104,12 +106,12 @@ def test_batches_without_a_label_have_loss_zero(plugin, tmp_path):
 
 
 def test_two_runs_in_one_folder(tmp_path):
-    first = start(*SMALL, "trainer.steps=100000", "run.dir=r", cwd=tmp_path)
+    first = launch(*SMALL, "trainer.steps=100000", "run.dir=r", cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 1))
     code, output = program(*SMALL, "run.dir=r", cwd=tmp_path)
     assert code == 2, output
     assert "in use by another run" in output
-    first.terminate()
+    first.send_signal(signal.SIGTERM)
     assert finish(first)[0] == 75
     code, output = program(*SMALL, "run.dir=r", cwd=tmp_path)
     assert code == 4, output

@@ -11,6 +11,7 @@ import pytest
 from tests.runs.helpers import (
     SMALL,
     finish,
+    launch,
     metrics,
     program,
     reached,
@@ -134,7 +135,7 @@ def test_the_tasks_of_a_slurm_step_are_the_ranks(tmp_path):
 
 def test_two_runs_at_once_on_one_machine(tmp_path):
     """Started in the same second: neither port nor folder collides."""
-    runs = [start(*SMALL, "trainer.steps=4", f"trainer.seed={n}", cwd=tmp_path) for n in range(2)]
+    runs = [launch(*SMALL, "trainer.steps=4", f"trainer.seed={n}", cwd=tmp_path) for n in range(2)]
     for process in runs:
         code, output = finish(process)
         assert code == 0, output

@@ -9,11 +9,11 @@ import pytest
 from tests.runs.helpers import (
     SMALL,
     finish,
+    launch,
     metrics,
     program,
     ranks_of,
     reached,
-    start,
     train,
     wait_for,
 )
@@ -60,7 +60,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing(node_size, tmp_path):
     """Within a node a link closes, between nodes a connection does."""
     before = set(os.listdir("/dev/shm"))
     where = (f"parallel.node_size={node_size}", "trainer.steps=100000", "run.dir=r")
-    process = start(*SMALL, *where, cwd=tmp_path)
+    process = launch(*SMALL, *where, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
     begin = time.monotonic()
     os.kill(ranks_of(process.pid)[0], signal.SIGKILL)
