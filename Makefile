@@ -7,18 +7,25 @@ TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint format
+.PHONY: train test lint style types tests format
 
 train: $(VENV)/.installed
 	$(BIN)/python -m trainer $(ARGS)
 
-test: lint
+test: style
+	$(MAKE) --jobs=2 --no-print-directory types tests
+
+tests: $(VENV)/.installed
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
-lint: $(VENV)/.installed
+lint: style types
+
+types: $(VENV)/.installed
+	$(BIN)/mypy
+
+style: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 	$(BIN)/codespell

@@ -1,3 +1,17 @@
 """Imported once by the fork server of `tests.ranks`, so that ranks start fast."""
 
-import recipes.pretrain  # noqa: F401
+from importlib import import_module
+
+from trainer.startup import importing
+
+with importing():  # what is frozen here is not copied when a rank collects garbage
+    for name in (
+        "recipes.pretrain",
+        "recipes.sft",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "trainer.cli",
+        "trainer.loop",
+        "transformers.models.llama.modeling_llama",
+    ):
+        import_module(name)

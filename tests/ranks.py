@@ -15,10 +15,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["torch", "torch.distributed.fsdp", "transformers", "tests.preload"]
-)
+forks = multiprocessing.get_context("forkserver")
+forks.set_forkserver_preload(["tests.preload"])
 
 
 def run_ranks(
@@ -28,8 +26,8 @@ def run_ranks(
     with tempfile.TemporaryDirectory() as scratch:
         pipes, processes = [], []
         for rank in range(world_size):
-            receiver, sender = _context.Pipe(duplex=False)
-            process = _context.Process(
+            receiver, sender = forks.Pipe(duplex=False)
+            process = forks.Process(
                 target=_rank_main,
                 args=(rank, world_size, scratch, sender, function, args),
                 daemon=False,

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import install
+from tests.runs.helpers import program, train
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -39,6 +41,9 @@ ELSEWHERE = {
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""
+
+SHORT = "trainer.eval_samples=8"
+"""Added to runs: their evaluations would take longer than their steps."""
 
 
 def blocks(page):
@@ -86,7 +91,7 @@ def workplace(tmp_path_factory):
         **os.environ,
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "PYTHONPATH": str(folder / "plugin"),
-        "ARGS": "trainer.steps=10",  # make train: the first steps of it
+        "ARGS": f"trainer.steps=10 {SHORT}",  # make train: the first steps of it
     }
     environment.pop("HYDRA_FULL_ERROR", None)
     return folder, environment
@@ -103,31 +108,37 @@ def test_commands_run(page, block, workplace):
     for command in block:
         if is_elsewhere(command):
             continue
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True,
-            timeout=240,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        code, output = perform(command, folder, environment)
+        assert code == 0, f"{command}\n{output}"
+
+
+def perform(command, folder, environment):
+    """What bash would do with it, but runs are forked; `make train` starts all of its processes."""
+    words = shlex.split(command, comments=True)
+    if words[:3] == ["python", "-m", "trainer"]:
+        run = program if {"--help", "--cfg", "trainer.dry_run=true"} & set(words) else train
+        return run(*words[3:], SHORT, cwd=folder, env=environment, timeout=240)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=240,
+    )  # fmt: skip
+    return done.returncode, done.stdout
 
 
 def test_the_sine_learns_to_be_one(workplace):
     """The example of `docs/writing-a-task.md` does what the page says."""
     folder, environment = workplace
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer", "task=sine", "model=sine", "data=sine",
-         "trainer.steps=300", "trainer.batch_size=64", "optim.lr=1e-2", "run.dir=sine-run",
-         "checkpoint.every=0"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
+    sine = ["task=sine", "model=sine", "data=sine"]
+    code, output = train(
+        *sine, "trainer.steps=300", "trainer.batch_size=64", "optim.lr=1e-2", "run.dir=sine-run",
+        "checkpoint.every=0", cwd=folder, env=environment,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    error = float(re.findall(r"error (\d\.\d+)", done.stdout)[-1])
+    assert code == 0, output
+    error = float(re.findall(r"error (\d\.\d+)", output)[-1])
     assert error < 0.1
-    bad = subprocess.run(
-        [sys.executable, "-m", "trainer", "task=sine", "model=sine", "data=sine", "task.noise=-1"],
-        cwd=folder, env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert bad.returncode == 2
-    assert "set task.noise to 0 or more" in bad.stderr
+    code, output = program(*sine, "task.noise=-1", cwd=folder, env=environment)
+    assert code == 2
+    assert "set task.noise to 0 or more" in output
 
 
 def test_every_exception_to_the_rule_is_still_needed():

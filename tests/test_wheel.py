@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.runs.helpers import SMALL
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -32,10 +34,12 @@ def test_the_wheel_trains_away_from_the_checkout(tmp_path):
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     ).stdout.split()  # fmt: skip
     assert all(line.startswith(str(site)) for line in where)
-    for command in ([sys.executable, "-m", "trainer"], [site / "bin" / "springtide"]):
+    for command in (
+        [sys.executable, "-m", "trainer", "launch.nproc=2"],
+        [site / "bin" / "springtide", "launch.nproc=1"],
+    ):
         done = subprocess.run(
-            [*command, "+recipe=tiny", "trainer.steps=2", "trainer.eval_every=0",
-             "logging.wandb.mode=disabled"],
+            [*command, "+recipe=tiny", *SMALL, "trainer.steps=2"],
             cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr

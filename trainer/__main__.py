@@ -5,13 +5,15 @@ import sys
 from contextlib import suppress
 
 from trainer import nccl, stop
+from trainer.startup import importing
 
 
 def main() -> None:
     """Compose the configuration, start the ranks, exit with the documented code."""
     stop.install()  # before anything that takes time: a signal counts from the first moment
     nccl.load()  # this process may be a rank, and torch must not load its own first
-    from trainer.cli import run
+    with importing():
+        from trainer.cli import run
 
     code = run(sys.argv[1:])
     with suppress(OSError):  # whoever read the output may have gone

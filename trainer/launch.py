@@ -151,6 +151,7 @@ def start_ranks(payload: dict[str, Any], nproc: int, run_dir: Path) -> int:
     batch; a second one ends this process, and the kernel its ranks. A rank that dies ends the
     job: the others are given a few seconds, then killed.
     """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
@@ -166,13 +167,17 @@ def start_ranks(payload: dict[str, Any], nproc: int, run_dir: Path) -> int:
         # Only torch newer than 2.11 has some of these; older ones then wait longer for stragglers.
         optional: dict[str, Any] = {"signals_to_handle": "", "shutdown_timeout": 5}
         known = {f.name for f in fields(ElasticConfig)}
+        # A free port: two runs on one host do not collide. The launcher shares this server, and on one
+        # node need not vote on who is there.
+        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
         config = ElasticConfig(
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=nproc,
             run_id=run_dir.name,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",  # a free port: two runs on one host do not collide
+            rdzv_backend="static",
+            rdzv_endpoint=f"localhost:{store.port}",
+            rdzv_configs={"rank": 0},
             local_addr="localhost",
             max_restarts=0,
             logs_specs=DefaultLogsSpecs(log_dir=scratch),

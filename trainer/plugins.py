@@ -10,6 +10,7 @@ from hydra.core.config_store import ConfigStore
 
 from recipes.task import Task
 from trainer.errors import ConfigError
+from trainer.startup import importing
 
 GROUP = "springtide.tasks"
 CONFIG_GROUP = "springtide.configs"
@@ -28,7 +29,8 @@ def tasks() -> dict[str, type[Task]]:
     found: dict[str, type[Task]] = {}
     for point in entry_points(group=GROUP):
         try:
-            found[point.name] = point.load()
+            with importing():
+                found[point.name] = point.load()
         except Exception as error:
             if point.value.startswith("recipes."):  # our own: something stands in the way of it
                 raise ConfigError(f"task {point.name} cannot be imported: {error!r}") from error

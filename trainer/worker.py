@@ -12,6 +12,7 @@ from trainer import nccl, stop
 from trainer.errors import DATA, FAILED, RunError
 from trainer.failure import report
 from trainer.peers import leave_with_dead_peers
+from trainer.startup import importing
 
 
 def main() -> None:
@@ -19,7 +20,8 @@ def main() -> None:
     stop.install()
     stop.die_with_parent()
     nccl.load()  # before torch loads its own
-    from trainer.launch import EXCHANGE, PAYLOAD
+    with importing():
+        from trainer.launch import EXCHANGE, PAYLOAD
 
     exchange = Path(os.environ[EXCHANGE])
     leave_with_dead_peers(exchange, int(os.environ["RANK"]))
@@ -36,12 +38,13 @@ def run(payload: dict[str, Any]) -> int:
 
     `payload` holds the composed `config`, the `kind` of launch and the `overrides` given.
     """
-    from recipes.task import DataError
-    from trainer.config import build_config
-    from trainer.launch import Invocation
-    from trainer.loop import train
-    from trainer.process import process_group, seed_everything
-    from trainer.run import assemble
+    with importing():
+        from recipes.task import DataError
+        from trainer.config import build_config
+        from trainer.launch import Invocation
+        from trainer.loop import train
+        from trainer.process import process_group, seed_everything
+        from trainer.run import assemble
 
     try:
         config = build_config(payload["config"])

@@ -1,11 +1,22 @@
-"""Whole runs as a person starts them: a command, its console, its exit code, its folder."""
+"""Whole runs as a person starts them: a command, its console, its exit code, its folder.
+
+A new interpreter imports for four seconds, so the same program is also forked from one that has:
+
+`run` (`start`, `finish`)       all new interpreters: for other launchers, and the first moments
+`program` (`launch`, `finish`)  a forked launcher, whose ranks are new interpreters: for signals, deaths,
+                                and all that ends before there are ranks
+`train`                         forked ranks and no launcher: for what is in the folder afterwards
+"""
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+from tests.ranks import forks
 
 SMALL = (
     "model.num_layers=2", "model.hidden_size=32", "model.intermediate_size=48", "model.num_heads=2",
@@ -49,6 +60,81 @@ def finish(process, timeout=180):
 def run(*arguments, cwd, timeout=180, **keywords):
     """Start and finish."""
     return finish(start(*arguments, cwd=cwd, **keywords), timeout)
+
+
+class Forked:
+    """`python -m trainer ARGUMENTS`, forked, with what tests ask of a `Popen`."""
+
+    def __init__(self, arguments, cwd, env):
+        self._console = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
+        words = list(map(str, arguments))
+        self._process = forks.Process(target=_program, args=(words, cwd, env, self._console.name))
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def send_signal(self, number):
+        os.kill(self.pid, number)
+
+    def kill(self):
+        self._process.kill()
+
+    def communicate(self, timeout=None):
+        self._process.join(timeout)
+        if self._process.is_alive():
+            raise subprocess.TimeoutExpired("trainer", timeout)
+        return self._console.read(), None
+
+
+def launch(*arguments, cwd, env=None):
+    """Start a forked launcher. Ranks that it starts are new interpreters, as ever."""
+    return Forked(arguments, cwd, env or {})
+
+
+def program(*arguments, cwd, env=None, timeout=180):
+    """Launch and finish."""
+    return finish(launch(*arguments, cwd=cwd, env=env), timeout)
+
+
+def train(*arguments, cwd, ranks=2, env=None, timeout=180):
+    """The same on `ranks` ranks, forked, too: they find what torchrun would have told them."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    everyone = {
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True", **(env or {}),
+    }  # fmt: skip
+    each = [{**everyone, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+    return together(arguments, cwd, each, timeout)
+
+
+def together(arguments, cwd, environments, timeout=180):
+    """One forked process for each environment; returns the first bad exit code and all output."""
+    processes = [Forked(arguments, cwd, env) for env in environments]
+    try:
+        ended = [finish(process, timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return next((code for code, _ in ended if code), 0), "".join(output for _, output in ended)
+
+
+def _program(arguments, cwd, env, console):
+    """What a new interpreter would be given, and then `python -m trainer`."""
+    with open(console, "a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(cwd)
+    os.environ.update({**ENVIRONMENT, **env})
+    sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.argv = ["trainer", *arguments]
+    from trainer.__main__ import main
+
+    main()
 
 
 def wait_for(condition, timeout=90):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.runs.helpers import SMALL, metrics, run, weights
+from tests.runs.helpers import SMALL, metrics, train, weights
 from trainer.errors import CHECKPOINT, CONFIG, DONE
 from trainer.export import export
 
@@ -15,9 +15,9 @@ pytestmark = pytest.mark.slow
 
 def test_a_runs_weights_leave_it_and_come_back(tmp_path, monkeypatch, capsys):
     """Tied embeddings with a vocabulary that two ranks cannot share evenly."""
-    small = [*SMALL, "model.vocab_size=301", "launch.nproc=2"]
-    code, output = run(*small, "trainer.steps=3", "run.dir=r", "optim.lr=0.01", "optim.warmup=0",
-                       cwd=tmp_path)  # fmt: skip
+    small = [*SMALL, "model.vocab_size=301"]
+    code, output = train(*small, "trainer.steps=3", "run.dir=r", "optim.lr=0.01", "optim.warmup=0",
+                         cwd=tmp_path)  # fmt: skip
     assert code == 0, output
 
     monkeypatch.chdir(tmp_path)
@@ -29,8 +29,8 @@ def test_a_runs_weights_leave_it_and_come_back(tmp_path, monkeypatch, capsys):
     for name, tensor in loaded.state_dict().items():
         assert torch.equal(tensor, saved[f"model/{name}"]), name
 
-    code, output = run(*small, "trainer.steps=4", "run.dir=again", "model.path=out", "optim.lr=0",
-                       "model.load_weights=true", cwd=tmp_path)  # fmt: skip
+    code, output = train(*small, "trainer.steps=4", "run.dir=again", "model.path=out", "optim.lr=0",
+                         "model.load_weights=true", cwd=tmp_path)  # fmt: skip
     assert code == 0, output
     assert metrics("again")[3]["loss"] < metrics("r")[0]["loss"] - 0.1
 

@@ -1,18 +1,28 @@
 """What a failing rank, a bad batch or a bad folder does to a run; with a third party's task."""
 
 import json
+import signal
 import time
 
 import pytest
 
-from tests.runs.helpers import SMALL, finish, metrics, reached, run, start, wait_for
+from tests.runs.helpers import (
+    SMALL,
+    finish,
+    launch,
+    metrics,
+    program,
+    reached,
+    train,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 FAULTY = ["task=faulty", "model=faulty", "data=faulty", *SMALL, "run.dir=r"]
 
 
 def test_a_third_partys_task_trains_and_one_that_cannot_be_imported_is_left_out(plugin, tmp_path):
-    code, output = run(
+    code, output = train(
         *FAULTY, "trainer.steps=2", "task.hub_token=s3cr3t", cwd=tmp_path, env=plugin
     )
     assert code == 0, output
@@ -26,7 +36,7 @@ def test_a_third_partys_task_trains_and_one_that_cannot_be_imported_is_left_out(
 def test_a_third_partys_recipe_is_found(plugin, tmp_path):
     """Their YAML, their task; the recipe's name is the file's."""
     small = [word for word in SMALL if not word.startswith("trainer.steps")]
-    code, output = run("+recipe=faulty_small", *small, cwd=tmp_path, env=plugin)
+    code, output = train("+recipe=faulty_small", *small, cwd=tmp_path, env=plugin)
     assert code == 0, output
     assert "recipe       faulty_small" in output
     assert "done: 2 steps" in output
@@ -34,7 +44,9 @@ def test_a_third_partys_recipe_is_found(plugin, tmp_path):
 
 def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once(plugin, tmp_path):
     begin = time.monotonic()
-    code, output = run(*FAULTY, "trainer.steps=50", "task.fault=raise", cwd=tmp_path, env=plugin)
+    code, output = program(
+        *FAULTY, "trainer.steps=50", "task.fault=raise", cwd=tmp_path, env=plugin
+    )
     assert code == 1, output
     assert output.count("Traceback (most recent call last)") == 1
     assert "rank 1 failed:" in output
@@ -46,7 +58,7 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once(plugin, t
 
 
 def test_an_exception_in_process_shows_its_traceback_once(plugin, tmp_path):
-    code, output = run(
+    code, output = program(
         *FAULTY, "launch.nproc=1", "task.rank=0", "task.fault=raise", cwd=tmp_path, env=plugin
     )
     assert code == 1, output
@@ -58,13 +70,13 @@ def test_an_exception_in_process_shows_its_traceback_once(plugin, tmp_path):
 
 
 def test_a_rank_that_leaves_early_ends_the_job(plugin, tmp_path):
-    code, output = run(*FAULTY, "task.fault=exit", cwd=tmp_path, env=plugin, timeout=60)
+    code, output = program(*FAULTY, "task.fault=exit", cwd=tmp_path, env=plugin, timeout=60)
     assert code == 1, output
 
 
 def test_a_rank_that_hangs_ends_the_job_at_the_timeout(plugin, tmp_path):
     begin = time.monotonic()
-    code, output = run(
+    code, output = program(
         *FAULTY, "task.fault=hang", "launch.timeout=5", cwd=tmp_path, env=plugin, timeout=90
     )
     assert code == 1, output
@@ -75,7 +87,7 @@ def test_a_rank_that_hangs_ends_the_job_at_the_timeout(plugin, tmp_path):
 @pytest.mark.parametrize("fault", ["nan", "inf"])
 def test_a_bad_batch_on_one_rank_is_skipped_by_all(fault, plugin, tmp_path):
     common = [*FAULTY, f"task.fault={fault}", "task.at=3", "trainer.steps=8"]
-    code, output = run(*common, "task.until=4", cwd=tmp_path, env=plugin)
+    code, output = train(*common, "task.until=4", cwd=tmp_path, env=plugin)
     assert code == 0, output
     rows = metrics(tmp_path / "r")
     assert [row["skipped"] for row in rows] == [0, 0, 1, 2, 2, 2, 2, 2]
@@ -83,7 +95,7 @@ def test_a_bad_batch_on_one_rank_is_skipped_by_all(fault, plugin, tmp_path):
 
 
 def test_too_many_bad_batches_end_the_run_and_name_the_samples(plugin, tmp_path):
-    code, output = run(
+    code, output = train(
         *FAULTY, "task.fault=nan", "task.until=99", "trainer.nonfinite_limit=3", cwd=tmp_path,
         env=plugin,
     )  # fmt: skip
@@ -93,7 +105,7 @@ def test_too_many_bad_batches_end_the_run_and_name_the_samples(plugin, tmp_path)
 
 
 def test_batches_without_a_label_have_loss_zero(plugin, tmp_path):
-    code, output = run(
+    code, output = train(
         *FAULTY, "task.fault=unlabelled", "trainer.steps=3", cwd=tmp_path, env=plugin
     )
     assert code == 0, output
@@ -101,14 +113,14 @@ def test_batches_without_a_label_have_loss_zero(plugin, tmp_path):
 
 
 def test_two_runs_in_one_folder(tmp_path):
-    first = start(*SMALL, "trainer.steps=100000", "run.dir=r", cwd=tmp_path)
+    first = launch(*SMALL, "trainer.steps=100000", "run.dir=r", cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 1))
-    code, output = run(*SMALL, "run.dir=r", cwd=tmp_path)
+    code, output = program(*SMALL, "run.dir=r", cwd=tmp_path)
     assert code == 2, output
     assert "in use by another run" in output
-    first.terminate()
+    first.send_signal(signal.SIGTERM)
     assert finish(first)[0] == 75
-    code, output = run(*SMALL, "run.dir=r", cwd=tmp_path)
+    code, output = program(*SMALL, "run.dir=r", cwd=tmp_path)
     assert code == 4, output
     assert "already holds a run" in output
     assert "trainer.resume=auto" in output
@@ -126,7 +138,7 @@ def test_two_runs_in_one_folder(tmp_path):
 )
 def test_bad_input_is_one_line_and_its_exit_code(arguments, code, message, tmp_path):
     (tmp_path / "file").write_text("")
-    got, output = run(*SMALL, *arguments, cwd=tmp_path)
+    got, output = program(*SMALL, *arguments, cwd=tmp_path)
     assert got == code, output
     assert message in output
     assert output.count("\n") == 1
@@ -134,27 +146,27 @@ def test_bad_input_is_one_line_and_its_exit_code(arguments, code, message, tmp_p
 
 
 def test_resuming_another_model_is_refused(tmp_path):
-    code, output = run(*SMALL, "trainer.steps=2", "run.dir=r", cwd=tmp_path)
+    code, output = train(*SMALL, "trainer.steps=2", "run.dir=r", cwd=tmp_path)
     assert code == 0, output
-    code, output = run(
+    code, output = program(
         *SMALL, "model.hidden_size=64", "trainer.steps=4", "run.dir=r", "trainer.resume=auto",
         cwd=tmp_path,
     )  # fmt: skip
     assert code == 4, output
-    assert "resume with the configuration that wrote it" in output
+    assert "set model.* as in its config.yaml, or another run.dir or trainer.resume" in output
     assert "Traceback" not in output
 
 
 def test_what_a_crash_left_behind_is_never_read(tmp_path):
     common = [*SMALL, "run.dir=r", "trainer.resume=auto"]
-    code, output = run(*common, "trainer.steps=2", cwd=tmp_path)
+    code, output = train(*common, "trainer.steps=2", cwd=tmp_path)
     assert code == 0, output
     folder = tmp_path / "r" / "checkpoints"
     for name in (".saving-step-00000004", "step-00000003"):  # half-written, and one without its end
         (folder / name).mkdir()
         (folder / name / "__0_0.distcp").write_bytes(b"half")
     (folder / "latest").write_text("step-00000003")
-    code, output = run(*common, "trainer.steps=4", cwd=tmp_path)
+    code, output = train(*common, "trainer.steps=4", cwd=tmp_path)
     assert code == 0, output
     assert [row["step"] for row in metrics(tmp_path / "r")] == [1, 2, 3, 4]
     assert (folder / "latest").read_text() == "step-00000004"

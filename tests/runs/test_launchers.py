@@ -8,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.helpers import SMALL, finish, metrics, reached, run, start, wait_for
+from tests.runs.helpers import (
+    SMALL,
+    finish,
+    launch,
+    metrics,
+    program,
+    reached,
+    run,
+    start,
+    together,
+    train,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 TORCHRUN = ("-m", "torch.distributed.run")
@@ -48,10 +60,7 @@ def test_torchrun_prints_a_wrong_key_once(tmp_path):
 
 
 def test_a_dry_run_under_torchrun_trains_nothing(tmp_path):
-    code, output = run(
-        "--standalone", "--nproc-per-node=2", "-m", "trainer", *SMALL, "trainer.dry_run=true",
-        cwd=tmp_path, prefix=TORCHRUN,
-    )  # fmt: skip
+    code, output = train(*SMALL, "trainer.dry_run=true", cwd=tmp_path)
     assert code == 0, output
     assert output.count("sequences") == 1
     assert not (tmp_path / "runs").exists()
@@ -116,26 +125,17 @@ def test_the_tasks_of_a_slurm_step_are_the_ranks(tmp_path):
         "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0",
         "SLURM_LOCALID": "0", "MASTER_ADDR": "127.0.0.1",
     }  # fmt: skip
-    tasks = [
-        start(
-            *SMALL,
-            "trainer.steps=4",
-            "run.dir=r",
-            cwd=tmp_path,
-            env={**step, "SLURM_PROCID": str(rank), "SLURM_NODEID": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    ended = [finish(task) for task in tasks]
-    assert [code for code, _ in ended] == [0, 0], ended
-    assert "2 x CPU, slurm; shard 2" in ended[0][1]
-    assert ended[1][1] == ""
+    tasks = [{**step, "SLURM_PROCID": rank, "SLURM_NODEID": rank} for rank in ("0", "1")]
+    code, output = together([*SMALL, "trainer.steps=4", "run.dir=r"], tmp_path, tasks)
+    assert code == 0, output
+    assert "2 x CPU, slurm; shard 2" in output
+    assert output.count("done: 4 steps") == 1
     assert len(metrics(tmp_path / "r")) == 4
 
 
 def test_two_runs_at_once_on_one_machine(tmp_path):
     """Started in the same second: neither port nor folder collides."""
-    runs = [start(*SMALL, "trainer.steps=4", f"trainer.seed={n}", cwd=tmp_path) for n in range(2)]
+    runs = [launch(*SMALL, "trainer.steps=4", f"trainer.seed={n}", cwd=tmp_path) for n in range(2)]
     for process in runs:
         code, output = finish(process)
         assert code == 0, output
@@ -145,7 +145,7 @@ def test_two_runs_at_once_on_one_machine(tmp_path):
 
 
 def test_a_sweep_runs_each_value_in_a_folder_of_its_own(tmp_path):
-    code, output = run(
+    code, output = program(
         "--multirun", "optim.lr=1e-3,2e-3", *SMALL, "trainer.steps=2", "launch.nproc=1",
         cwd=tmp_path,
     )  # fmt: skip

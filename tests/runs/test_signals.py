@@ -9,11 +9,13 @@ import pytest
 from tests.runs.helpers import (
     SMALL,
     finish,
+    launch,
     metrics,
+    program,
     ranks_of,
     reached,
-    run,
     start,
+    train,
     wait_for,
 )
 
@@ -44,11 +46,12 @@ def check_stopped(code, output, folder):
     ],
 )
 def test_a_signal_while_training(number, changes, tmp_path):
-    process = start(*SMALL, *LONG, *changes, cwd=tmp_path)
+    process = launch(*SMALL, *LONG, *changes, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 5))
     process.send_signal(number)
     last = check_stopped(*finish(process, timeout=30), tmp_path)
-    code, output = run(
+    again = program if "launch.nproc=1" in changes else train
+    code, output = again(
         *SMALL, *LONG, *changes, f"trainer.steps={last + 2}", "trainer.resume=auto", cwd=tmp_path
     )
     assert code == 0, output
@@ -65,14 +68,14 @@ def test_ctrl_c_on_a_terminal_reaches_the_launcher_only_once(tmp_path):
 
 
 def test_a_signal_to_one_rank_stops_all(tmp_path):
-    process = start(*SMALL, *LONG, cwd=tmp_path)
+    process = launch(*SMALL, *LONG, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
     os.kill(ranks_of(process.pid)[1], signal.SIGTERM)
     check_stopped(*finish(process, timeout=30), tmp_path)
 
 
 def test_a_file_stops_a_run_too(tmp_path):
-    process = start(*SMALL, *LONG, cwd=tmp_path)
+    process = launch(*SMALL, *LONG, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
     (tmp_path / "r" / "stop").touch()
     check_stopped(*finish(process, timeout=30), tmp_path)
@@ -91,7 +94,7 @@ def test_a_signal_while_starting(delay, tmp_path):
 
 def test_a_signal_while_evaluating(tmp_path):
     changes = ["trainer.eval_every=4", "trainer.eval_batch_size=1", "data.holdout=0.5"]
-    process = start(*SMALL, *LONG, *changes, cwd=tmp_path)
+    process = launch(*SMALL, *LONG, *changes, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 4))
     time.sleep(0.5)  # an evaluation of the whole held-out half takes minutes
     process.send_signal(signal.SIGTERM)
@@ -99,7 +102,7 @@ def test_a_signal_while_evaluating(tmp_path):
     assert last == 4
     assert metrics(tmp_path / "r", "eval") == []
     # Going on begins with the evaluation that was interrupted, made short here.
-    code, output = run(
+    code, output = train(
         *SMALL, *LONG, *changes, "trainer.steps=4", "trainer.eval_samples=2", "trainer.resume=auto",
         cwd=tmp_path,
     )  # fmt: skip
@@ -109,8 +112,8 @@ def test_a_signal_while_evaluating(tmp_path):
 
 def test_a_signal_while_saving(tmp_path):
     """The save under way is finished, and not made twice."""
-    process = start(*SMALL, *LONG, "checkpoint.every=2", "model.hidden_size=512",
-                    "checkpoint.keep=1", cwd=tmp_path)  # fmt: skip
+    process = launch(*SMALL, *LONG, "checkpoint.every=2", "model.hidden_size=512",
+                     "checkpoint.keep=1", cwd=tmp_path)  # fmt: skip
     folder = tmp_path / "r" / "checkpoints"
     wait_for(lambda: any(folder.glob(".saving-*")))
     process.send_signal(signal.SIGTERM)
@@ -119,7 +122,7 @@ def test_a_signal_while_saving(tmp_path):
 
 @pytest.mark.skipif("not __import__('shutil').which('g++')", reason="needs a C++ compiler")
 def test_a_signal_while_compiling(tmp_path):
-    process = start(
+    process = launch(
         *SMALL, *LONG, "parallel.compile=true", cwd=tmp_path,
         env={"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
     )  # fmt: skip
@@ -132,7 +135,7 @@ def test_a_signal_while_compiling(tmp_path):
 
 def test_a_second_signal_stops_at_once(tmp_path):
     changes = ["trainer.eval_every=4", "trainer.eval_batch_size=1", "data.holdout=0.5"]
-    process = start(*SMALL, *LONG, *changes, cwd=tmp_path)
+    process = launch(*SMALL, *LONG, *changes, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 2))
     ranks = ranks_of(process.pid)
     process.send_signal(signal.SIGSTOP)  # so that both arrive before the first is answered

@@ -6,7 +6,17 @@ import time
 
 import pytest
 
-from tests.runs.helpers import SMALL, finish, metrics, ranks_of, reached, run, start, wait_for
+from tests.runs.helpers import (
+    SMALL,
+    finish,
+    launch,
+    metrics,
+    program,
+    ranks_of,
+    reached,
+    train,
+    wait_for,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +39,7 @@ def test_a_run_and_its_resume_equal_stock_bit_for_bit(tmp_path):
         ("moved", [("tide", 5), ("stock", 12)]),
     ):
         for collectives, steps in parts:
-            code, output = run(
+            code, output = train(
                 *common, f"collectives={collectives}", f"trainer.steps={steps}", f"run.dir={name}",
                 cwd=tmp_path,
             )  # fmt: skip
@@ -40,7 +50,7 @@ def test_a_run_and_its_resume_equal_stock_bit_for_bit(tmp_path):
 
 
 def test_one_rank_stays_on_torchs_collectives_and_says_so(tmp_path):
-    code, output = run(*SMALL, "launch.nproc=1", "trainer.steps=1", cwd=tmp_path)
+    code, output = program(*SMALL, "launch.nproc=1", "trainer.steps=1", cwd=tmp_path)
     assert code == 0, output
     assert "3 groups on torch's collectives: it has one rank" in " ".join(output.split())
 
@@ -50,7 +60,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing(node_size, tmp_path):
     """Within a node a link closes, between nodes a connection does."""
     before = set(os.listdir("/dev/shm"))
     where = (f"parallel.node_size={node_size}", "trainer.steps=100000", "run.dir=r")
-    process = start(*SMALL, *where, cwd=tmp_path)
+    process = launch(*SMALL, *where, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
     begin = time.monotonic()
     os.kill(ranks_of(process.pid)[0], signal.SIGKILL)
