@@ -55,7 +55,7 @@ def write_parquet(file, rows=ROWS):
 def write_packed(file, kind):
     text = "\n".join(json.dumps(row) for row in ROWS).encode()
     if kind == "gz":
-        file.write_bytes(gzip.compress(text))
+        file.write_bytes(gzip.compress(text, mtime=0))
     else:
         file.write_bytes(pyarrow.Codec("zstd").compress(text).to_pybytes())
 
@@ -134,7 +134,7 @@ def test_a_row_of_parquet_is_named_and_so_is_a_missing_column(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl.gz", gzip.compress(b"x" * 1000)[:-20], "cannot read .*a.jsonl.gz"),
+        ("a.jsonl.gz", gzip.compress(b"x" * 1000, mtime=0)[:-20], "cannot read .*a.jsonl.gz"),
         ("a.jsonl.gz", b"not packed", "cannot read .*a.jsonl.gz"),
         ("a.jsonl.zst", b"not packed", "cannot read .*a.jsonl.zst"),
         ("a.parquet", b"not parquet", "cannot read .*a.parquet"),
