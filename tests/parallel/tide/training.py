@@ -49,7 +49,7 @@ class Case:
     parallel: dict = field(default_factory=dict)
     tide: dict = field(default_factory=dict)
     node_size: int = 8
-    steps: int = 6
+    steps: int = 10
     """`test_stress.py` goes on for longer."""
     accumulation: int = 1
     evaluate: bool = False
