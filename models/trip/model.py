@@ -1,7 +1,7 @@
 """The whole model: items, their places and times, group-causal layers, summaries, and the head.
 
     B histories, N items (oldest first, padded on the left with item 0), D hidden size, H heads,
-    A behaviours, G groups, S summaries a group, M hidden items, V items of the catalogue, K keys of the head
+    A behaviours, G groups, S summaries a group, M hidden items, V items of the catalogue, K keys
 
        items + places + times  ->  token layers (group-causal)  ->  summaries of the groups
                                           |                               |
@@ -75,7 +75,7 @@ class Trip(nn.Module):
         targets_B: Tensor,
         masked_BM: Tensor | None = None,
     ) -> Output:
-        """Score `targets_B`; with `masked_BM`, hide the items at these places (-1: none) in a second pass.
+        """Score `targets_B`; with `masked_BM` (-1: none), hide the items there in a second pass.
 
         The second pass shares the first one's layer calls, as more rows: what the click is predicted
         from stays whole, and each layer's weights are gathered once.
@@ -265,5 +265,4 @@ def init_weights(module: nn.Module) -> None:
             module.items_VD[PADDING] = 0
             module.behaviours_AD[0] = 0
     else:
-        assert hasattr(module, "reset_parameters"), type(module)
-        module.reset_parameters()
+        module.reset_parameters()  # type: ignore[operator]

@@ -211,7 +211,7 @@ def test_the_reconstruction_loss_is_the_cross_entropy_of_what_was_hidden():
     targets = torch.tensor([5, int(items[1, 7]), 9])  # the second target was hidden itself
     nats = reconstruction_loss(logits, items, masked, targets)
     expected = []
-    for place, row in zip((1, 4), logits[0].float()):
+    for place, row in zip((1, 4), logits[0].float(), strict=True):
         kept = row[torch.arange(V) != 5] if items[0, place] != 5 else row
         expected.append(kept.logsumexp(0) - row[items[0, place]])
     torch.testing.assert_close(nats[0], torch.stack(expected).mean())
