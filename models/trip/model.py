@@ -104,7 +104,9 @@ class Trip(nn.Module):
             keys_BKD = torch.cat([keys_BKD, summary_BKD], dim=1)
             shown_BK = torch.cat([shown_BK, there_BK], dim=1)
         logits_B, weights_BK = self.head(keys_BKD, shown_BK, target_BD)
-        return Output(logits_B, weights_BK[:, : items_BN.shape[1]], item_logits_BMV)
+        # a copy: FSDP2 warns of views among the results, which in-place changes would break
+        weights_BN = weights_BK[:, : items_BN.shape[1]].clone()
+        return Output(logits_B, weights_BN, item_logits_BMV)
 
     def _items(self, items: Tensor) -> Tensor:
         return nn.functional.embedding(items, self.items_VD)
@@ -202,7 +204,8 @@ class Reconstruction(nn.Module):
     def forward(self, x_BND: Tensor, masked_BM: Tensor, items_VD: Tensor) -> Tensor:
         """(B, M, V); what are no items cannot be guessed."""
         there_BMD = x_BND.take_along_dim(masked_BM.clamp(min=0)[..., None], dim=1)
-        logits_BMV = self.project(self.norm(there_BMD)) @ items_VD.T
+        guessed_BMD = self.project(self.norm(there_BMD).flatten(0, 1)).view_as(there_BMD)
+        logits_BMV = guessed_BMD @ items_VD.T
         none_V = torch.arange(len(items_VD), device=items_VD.device) == PADDING
         return logits_BMV.masked_fill(none_V, torch.finfo(logits_BMV.dtype).min)
 
@@ -212,11 +215,11 @@ class Head(nn.Module):
 
     def __init__(self, hidden_size: int, num_heads: int, dropout: float, pooling: str) -> None:
         super().__init__()
-        self.num_heads, self.pooling = num_heads, pooling
+        self.num_heads = num_heads
         self.nothing_D = nn.Parameter(torch.empty(hidden_size))
         self.key_norm = nn.LayerNorm(hidden_size)
         self.target_norm = nn.LayerNorm(hidden_size)
-        self.query = nn.Linear(hidden_size, hidden_size)
+        self.query = nn.Linear(hidden_size, hidden_size) if pooling == "target" else None
         self.key_value = nn.Linear(hidden_size, 2 * hidden_size)
         self.up = nn.Linear(3 * hidden_size, 2 * hidden_size)
         self.down = nn.Linear(2 * hidden_size, 1)
@@ -237,20 +240,20 @@ class Head(nn.Module):
         keys_BKD = torch.cat([keys_BKD, self.nothing_D.expand(B, 1, D)], dim=1)
         shown_BK = torch.cat([shown_BK, shown_BK.new_ones(B, 1)], dim=1)
         target_BD = self.target_norm(target_BD)
-        key_BKHE, value_BKHE = (
-            self.key_value(self.key_norm(keys_BKD)).unflatten(2, (2, self.num_heads, -1)).unbind(2)
-        )
-        query_BHE = self.query(target_BD).unflatten(1, (self.num_heads, -1))
-        if self.pooling == "mean":
+        # rows in one dimension: a linear layer of more gives a view (see `Trip.forward`)
+        key_value = self.key_value(self.key_norm(keys_BKD).flatten(0, 1))
+        key_BKHE, value_BKHE = key_value.view(B, K + 1, 2, self.num_heads, -1).unbind(2)
+        if self.query is None:  # every key weighs the same
             scores_BKH = key_BKHE.new_zeros(key_BKHE.shape[:3])
         else:
+            query_BHE = self.query(target_BD).unflatten(1, (self.num_heads, -1))
             scores_BKH = (key_BKHE * query_BHE[:, None]).sum(3) / query_BHE.shape[2] ** 0.5
         scores_BKH = scores_BKH.masked_fill(~shown_BK[..., None], float("-inf"))
         weights_BKH = scores_BKH.softmax(1)
         seen_BD = (weights_BKH[..., None] * value_BKHE).sum(1).flatten(1)
         joined = torch.cat([seen_BD, target_BD, seen_BD * target_BD], dim=1)
         hidden = self.dropout(nn.functional.gelu(self.up(joined)))
-        return self.down(hidden).squeeze(1), weights_BKH.mean(2)[:, :K]
+        return self.down(hidden).sum(1), weights_BKH.mean(2)[:, :K]
 
 
 def init_weights(module: nn.Module) -> None:

@@ -89,7 +89,7 @@ def split(table: Interactions, config: InteractionsConfig) -> Split:
     }
     for name, part in parts.items():
         _check_labels(name, part, config)
-    return Split(*parts.values(), t1, vocabulary_I)
+    return Split(parts["training"], parts["validation"], parts["test"], t1, vocabulary_I)
 
 
 def _check_labels(name: str, part: Targets, config: InteractionsConfig) -> None:

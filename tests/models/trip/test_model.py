@@ -142,17 +142,12 @@ def test_every_combination_trains_all_of_its_parameters(changes, mask):
             ).sum()
         )
     loss.backward()
-    untrained = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
-    if changes.get("pooling") == "mean":  # nothing to choose: no query
-        assert untrained == {"head.query.weight", "head.query.bias"}
-    else:
-        assert not untrained
+    assert not {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
 
 
 def test_rope_and_alibi_know_places_and_nope_does_not():
     batch = make_batch()
     batch["groups_BN"].zero_()
-    moved = permuted(batch, 0, torch.arange(N).flip(0))
     for relative, knows in (("none", False), ("rope", True), ("alibi", True)):
         model = make(rank="none", time="none", relative=relative)
         # turning a history around keeps distances: compare another order, which does not
