@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.trip.config import TripConfig
+from models.trip.cost import training_flops
 from models.trip.history import bucket, group, quantile_edges, time_edges
 from models.trip.model import Output, Trip, init_weights
 from models.trip.reconstruction import choose_masked, reconstruction_loss
@@ -85,7 +86,7 @@ class TripTask:
 
     def check(self) -> None:
         """Read the table, split it, and draw what is no click."""
-        assert len(self.group_edges) < self.model_config.groups or self.model_config.group_edges
+        self.build_model()
 
     def build_model(self) -> nn.Module:
         """On the meta device."""
@@ -119,12 +120,7 @@ class TripTask:
     @cached_property
     def evaluated(self) -> Clicks:
         """Validation targets, then test targets."""
-        validation, test = self.parts.validation, self.parts.test
-        joined = {
-            name: np.concatenate([getattr(validation, name), getattr(test, name)])
-            for name in Targets.__annotations__
-        }
-        return self._clicks(Targets(**joined))
+        return self._clicks(self.parts.validation.followed_by(self.parts.test))
 
     def eval_samples(self) -> Clicks:
         """Validation targets, then test targets, each by time."""
@@ -211,29 +207,14 @@ class TripTask:
         )
 
     def summarize(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """AUC and its kin of validation, and with `_test` behind them those of the test part.
-
-        `trainer.eval_samples` may end an evaluation before the test part, or in it.
-        """
+        """AUC and its kin of validation, and with `_test` behind them those of the test part."""
         scored = sums["scored"].numpy()
         assert set(np.unique(scored)) <= {0, 1}, "a target was scored twice"
-        logits = sums["scores"].numpy()
-        clicks = self.evaluated
-        targets, users = clicks.targets, self.table.users_E[clicks.targets.events_T]
-        popularity = figures.popularity(
-            self.parts.train, targets.items_T, len(self.table.item_names)
-        )
-        found: dict[str, float] = {}
-        begin = 0
-        for part, end in ((self.parts.validation, ""), (self.parts.test, "_test")):
-            rows = np.arange(begin, begin + len(part))
-            rows = rows[scored[rows] == 1]
-            begin += len(part)
-            if len(rows):
-                of_part = figures.figures(
-                    logits[rows], targets.of(rows), users[rows], popularity[rows]
-                )
-                found |= {f"{name}{end}": value for name, value in of_part.items()}
+        logits, clicks = sums["scores"].numpy(), self.evaluated
+        items_T, users_T = clicks.targets.items_T, self.table.users_E[clicks.targets.events_T]
+        popularity = figures.popularity(self.parts.train, items_T, len(self.table.item_names))
+        parts = {"": self.parts.validation, "_test": self.parts.test}
+        found = figures.by_part(parts, scored, logits, users_T, popularity)
         if "reconstruction" in sums:
             found["reconstruction"] = sums["reconstruction"] / max(sums["reconstructed"], 1)
         self._panels.keep(found, clicks, np.flatnonzero(scored), logits, sums)
@@ -263,16 +244,9 @@ class TripTask:
         return f"{len(vocabulary):,} items"
 
     def flops(self, batch: Batch) -> float:
-        """Matrix products (6 per weight and item) and attention; twice below if items are hidden."""
-        config = self.model_config
-        N, D = config.max_history, config.hidden_size
-        passes = 2 if config.reconstruction else 1
-        layer = 6.0 * 12 * D * D * N + 12.0 * N * N * D
-        upper = config.summaries * (len(self.group_edges) + 1) + 1
-        above = config.upper_layers * (6.0 * 12 * D * D * upper + 12.0 * upper * upper * D)
-        head = 6.0 * (2 * D * D * (N + upper) + 8 * D * D)
-        tokens = passes * config.token_layers * layer
-        return float(batch["count"]) * (tokens + head + (above if config.summaries else 0))
+        """See `models.trip.cost`."""
+        groups = len(self.group_edges) + 1
+        return float(batch["count"]) * training_flops(self.model_config, groups)
 
     def describe(self) -> dict[str, str]:
         """Model, table, and targets."""

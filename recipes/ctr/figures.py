@@ -24,6 +24,24 @@ LENGTHS = (1, 5, 10, 20, 50)
 """And lengths of the history."""
 
 
+def by_part(
+    parts: Mapping[str, Targets], scored: Floats, logits: Floats, users: Ints, popularity: Floats
+) -> dict[str, float]:
+    """Figures of parts that follow each other in the arrays, each name ending as its part says.
+
+    Only rows that were scored count: an evaluation may have ended before the last part, or in it.
+    """
+    found: dict[str, float] = {}
+    begin = 0
+    for end, part in parts.items():
+        rows = begin + np.flatnonzero(scored[begin : begin + len(part)])
+        if len(rows):
+            of_part = figures(logits[rows], part.of(rows - begin), users[rows], popularity[rows])
+            found |= {f"{name}{end}": value for name, value in of_part.items()}
+        begin += len(part)
+    return found
+
+
 def figures(logits: Floats, targets: Targets, users: Ints, popularity: Floats) -> dict[str, float]:
     """Those of one part. What is not defined, such as the AUC of one class, is left out."""
     labels = targets.labels_T

@@ -45,6 +45,11 @@ class Targets:
         """Some of them, in this order."""
         return Targets(*(getattr(self, name)[rows] for name in self.__annotations__))
 
+    def followed_by(self, other: "Targets") -> "Targets":
+        """These, then those."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__annotations__)
+        return Targets(*map(np.concatenate, pairs))
+
 
 @dataclass(frozen=True)
 class Split:
