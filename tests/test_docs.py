@@ -31,6 +31,8 @@ ELSEWHERE = {
     "python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.alone": (
         "needs two GPUs"
     ),
+    "pip install --no-deps recbole": "needs a package index",
+    "python -m trainer +recipe=trip run.dir=runs/trip": "needs that package; the next block trains",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""
