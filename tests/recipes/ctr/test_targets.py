@@ -5,7 +5,7 @@ from safetensors.numpy import load_file, save_file
 from models.trip.model import UNSEEN
 from recipes.ctr.config import InteractionsConfig
 from recipes.ctr.metrics import auc
-from recipes.ctr.planted import EACH, LENGTH, RECENT, SESSIONS, plant
+from recipes.ctr.planted import LENGTH, plant
 from recipes.ctr.samples import Clicks
 from recipes.ctr.table import CONTEXT, make_interactions
 from recipes.ctr.targets import POPULAR, REAL, UNIFORM, draw, split
@@ -149,20 +149,24 @@ def test_the_planted_effect_is_there_and_nothing_else_is():
     targets = np.flatnonzero(table.labels_E != CONTEXT)
     labels = table.labels_E[targets]
     assert 0.2 < labels.mean() < 0.32
-    truth, both_recent, together, order = [], [], [], []
+    assert len(targets) == 3000
+    truth, recent, together, newest_left = [], [], [], []
     for event in targets:
-        history = slice(event - SESSIONS * LENGTH, event)
+        history = slice(event - LENGTH, event)
         assert len(set(table.users_E[history]) | {table.users_E[event]}) == 1
-        kinds, sides = np.divmod(table.items_E[history] // EACH, 3)
-        kind = table.items_E[event] // EACH // 3
+        kinds, sides = np.divmod(table.items_E[history], 3)
+        kind = table.items_E[event] // 3
         (left,), (right,) = (np.flatnonzero((kinds == kind) & (sides == side)) for side in (0, 1))
-        sessions = SESSIONS - 1 - np.array([left, right]) // LENGTH  # newest first
-        both_recent.append(float(sessions.max() < RECENT))
-        together.append(float(sessions[0] == sessions[1]))
-        truth.append(both_recent[-1] * together[-1])
-        order.append(float(left < right))
+        ages = table.times_E[event] - table.times_E[history]
+        sessions = np.searchsorted([10_000, 400_000, 3_000_000], ages)
+        assert np.bincount(sessions, minlength=4).min() >= 2
+        assert (sessions[left] < 2) == (sessions[right] < 2)
+        recent.append(float(sessions[left] < 2))
+        together.append(float(sessions[left] == sessions[right]))
+        truth.append(recent[-1] * together[-1])
+        newest_left.append(float(left > right))
     assert auc(np.array(truth), labels) > 0.91
-    assert auc(np.array(together), labels) < 0.85  # company alone is not enough, nor is time
-    assert auc(np.array(both_recent), labels) < 0.85
-    for useless in (order, table.items_E[targets] % 7, table.items_E[targets] // EACH):
+    assert auc(np.array(together), labels) < 0.82  # company alone is not enough, nor is time
+    assert auc(np.array(recent), labels) < 0.82
+    for useless in (newest_left, table.items_E[targets]):
         assert 0.45 < auc(np.array(useless, dtype=float), labels) < 0.55

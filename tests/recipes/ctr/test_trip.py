@@ -18,6 +18,8 @@ from recipes.ctr.panels import over_even
 from recipes.ctr.targets import Targets
 from recipes.trip import TripTask, TripTaskConfig
 from tests.ranks import run_ranks
+from trainer.compose import run_jobs
+from trainer.config import build_config
 from trainer.evaluate import evaluate
 from trainer.plan import Plan
 
@@ -235,3 +237,23 @@ def test_even_attention_is_one_everywhere():
     assert over_even(np.array([[1.0, 1.0]]), np.array([[1.0, 3.0]])) == [
         [2.0, pytest.approx(2 / 3)]
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), {"mask": "group", "rank": "fre", "token_layers": 1}),
+        (("model=transformer", "model.rank=learned"), {"mask": "causal", "rank": "learned"}),
+        (("model=mean_pooling",), {"pooling": "mean", "token_layers": 0}),
+        (("model=target_attention",), {"pooling": "target", "token_layers": 0, "time": "none"}),
+    ],
+)
+def test_the_recipe_and_its_baselines_compose(words, expected):
+    found = []
+    assert (
+        run_jobs(["+recipe=trip", *words], lambda plain, *_: found.append(build_config(plain)) or 0)
+        == 0
+    )
+    (config,) = found
+    assert {name: getattr(config.model, name) for name in expected} == expected
+    assert (config.task.name, config.data.source) == ("trip", "movielens")
