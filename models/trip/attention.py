@@ -8,7 +8,7 @@ order give group-causal attention, places from the newest give causal, zeros bid
 """
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -28,8 +28,9 @@ class Visibility:
     alibi: bool = False
     """Subtract a slope of the head's, times how far query and key are apart."""
 
+    @cached_property
     def dense(self) -> Tensor:
-        """(B, 1, N, N), True where a query (row) sees a key (column)."""
+        """(B, 1, N, N), True where a query (row) sees a key (column); made once for all layers."""
         N = self.order_BN.shape[1]
         seen_BNN = self.order_BN[:, None, :] >= self.order_BN[:, :, None]
         itself_NN = torch.eye(N, dtype=torch.bool, device=self.order_BN.device)
@@ -40,10 +41,11 @@ class Visibility:
         place_N = torch.arange(self.order_BN.shape[1], device=self.order_BN.device)
         apart_NN = (place_N[:, None] - place_N).abs()
         penalty_HNN = -alibi_slopes(H, place_N.device)[:, None, None] * apart_NN
-        return torch.where(self.dense(), penalty_HNN.to(dtype), float("-inf"))
+        return torch.where(self.dense, penalty_HNN.to(dtype), float("-inf"))
 
-    def flex(self, H: int) -> dict[str, Any]:
-        """The same for `flex_attention`: a block mask, and what to do with scores."""
+    @cached_property
+    def block_mask(self) -> Any:
+        """The same for `flex_attention`."""
         from torch.nn.attention.flex_attention import create_block_mask
 
         order_BN, valid_BN = self.order_BN, self.valid_BN
@@ -53,13 +55,12 @@ class Visibility:
             return ((order_BN[b, k] >= order_BN[b, q]) & valid_BN[b, k]) | (q == k)
 
         B, N = order_BN.shape
-        given: dict[str, Any] = {
-            "block_mask": create_block_mask(sees, B, None, N, N, device=str(order_BN.device))
-        }
-        if self.alibi:
-            slopes_H = alibi_slopes(H, order_BN.device)
-            given["score_mod"] = lambda score, b, h, q, k: score - slopes_H[h] * (q - k).abs()
-        return given
+        return create_block_mask(sees, B, None, N, N, device=str(order_BN.device))
+
+    def score_mod(self, H: int) -> Any:
+        """ALiBi's penalties for `flex_attention`, or None."""
+        slopes_H = alibi_slopes(H, self.order_BN.device)
+        return (lambda s, b, h, q, k: s - slopes_H[h] * (q - k).abs()) if self.alibi else None
 
 
 def attend(q_BHNE: Tensor, k_BHNE: Tensor, v_BHNE: Tensor, sees: Visibility) -> Tensor:
@@ -71,14 +72,15 @@ def attend(q_BHNE: Tensor, k_BHNE: Tensor, v_BHNE: Tensor, sees: Visibility) -> 
 
 def attend_dense(q_BHNE: Tensor, k_BHNE: Tensor, v_BHNE: Tensor, sees: Visibility) -> Tensor:
     """With a mask of B * N * N entries."""
-    mask = sees.bias(q_BHNE.shape[1], q_BHNE.dtype) if sees.alibi else sees.dense()
+    mask = sees.bias(q_BHNE.shape[1], q_BHNE.dtype) if sees.alibi else sees.dense
     return nn.functional.scaled_dot_product_attention(q_BHNE, k_BHNE, v_BHNE, attn_mask=mask)
 
 
 def attend_flex(q_BHNE: Tensor, k_BHNE: Tensor, v_BHNE: Tensor, sees: Visibility) -> Tensor:
     """With blocks of the mask that are skipped where they are empty; compiled on a GPU."""
     flex: Any = _flex(q_BHNE.device.type == "cuda")
-    out: Tensor = flex(q_BHNE, k_BHNE, v_BHNE, **sees.flex(q_BHNE.shape[1]))
+    score_mod = sees.score_mod(q_BHNE.shape[1])
+    out: Tensor = flex(q_BHNE, k_BHNE, v_BHNE, score_mod=score_mod, block_mask=sees.block_mask)
     return out
 
 

@@ -39,7 +39,7 @@ def test_one_item_a_group_is_causal_attention(qkv):
 
 
 def test_the_rule_entry_by_entry():
-    sees = Visibility(groups(), ragged()).dense()
+    sees = Visibility(groups(), ragged()).dense
     for b in range(B):
         for i in range(N):
             for j in range(N):
