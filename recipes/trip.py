@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from models.trip.config import TripConfig
 from models.trip.cost import training_flops
 from models.trip.history import bucket, group, quantile_edges, time_edges
-from models.trip.model import Output, Trip, init_weights
+from models.trip.model import PADDING, UNSEEN, Output, Trip, init_weights
 from models.trip.reconstruction import choose_masked, reconstruction_loss
 from models.trip.serve import Read, write_folder
 from recipes.ctr import figures
@@ -165,9 +165,9 @@ class TripTask:
     def _masked(self, batch: Batch, priority_BN: Tensor) -> Tensor | None:
         if not self.model_config.reconstruction:
             return None
-        valid_BN = batch["items_BN"] > 0
+        known_BN = batch["items_BN"] > UNSEEN
         return choose_masked(
-            batch["groups_BN"], valid_BN, self.model_config.masked_share, priority_BN
+            batch["groups_BN"], known_BN, self.model_config.masked_share, priority_BN
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -199,7 +199,7 @@ class TripTask:
             sums["reconstructed"] = (masked_BM >= 0).any(1).sum()
         return sums | looks(
             out.weights_BN,
-            batch["items_BN"] > 0,
+            batch["items_BN"] != PADDING,
             groups_BN,
             batch["buckets_BN"] // self.model_config.time_fine,
             len(self.group_edges) + 1,

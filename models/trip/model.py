@@ -22,7 +22,10 @@ from models.trip.config import TripConfig
 from models.trip.encodings import EMBEDDING_STD, TargetRelativeTimeEncoding, rank_encoding
 
 PADDING, UNSEEN = 0, 1
-"""Rows of the item table that are no items: nothing, and any item that training never saw."""
+"""Rows of the item table that are no items: nothing, and any item that training never saw.
+
+Both stay zero: no training sample has them, and reconstruction leaves them out.
+"""
 
 
 class Output(NamedTuple):
@@ -206,7 +209,7 @@ class Reconstruction(nn.Module):
         there_BMD = x_BND.take_along_dim(masked_BM.clamp(min=0)[..., None], dim=1)
         guessed_BMD = self.project(self.norm(there_BMD).flatten(0, 1)).view_as(there_BMD)
         logits_BMV = guessed_BMD @ items_VD.T
-        none_V = torch.arange(len(items_VD), device=items_VD.device) == PADDING
+        none_V = torch.arange(len(items_VD), device=items_VD.device) <= UNSEEN
         return logits_BMV.masked_fill(none_V, torch.finfo(logits_BMV.dtype).min)
 
 
@@ -265,7 +268,7 @@ def init_weights(module: nn.Module) -> None:
         nn.init.normal_(module.items_VD, std=EMBEDDING_STD)
         nn.init.normal_(module.behaviours_AD, std=EMBEDDING_STD)
         with torch.no_grad():
-            module.items_VD[PADDING] = 0
+            module.items_VD[: UNSEEN + 1] = 0
             module.behaviours_AD[0] = 0
     else:
         module.reset_parameters()  # type: ignore[operator]

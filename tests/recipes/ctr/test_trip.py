@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from models.trip.config import TripConfig
+from models.trip.model import UNSEEN
 from models.trip.serve import Scorer
 from parallel.fsdp import parallelize
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
@@ -130,6 +131,23 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_split(tmp_path, monkeypatch)
 
     torch.testing.assert_close(loss(0, 40), loss(0, 13) + loss(13, 40))
     assert task.count(task.collate(rows)) == 40
+
+
+def test_rows_that_are_no_items_stay_zero(tmp_path):
+    """However long it trains, and though evaluation meets unseen items."""
+    task = make(ratings(tmp_path))
+    model, samples = built(task).train(), task.train_samples()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(3):
+        task.loss(model, task.collate([samples[n] for n in range(32)])).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not model.items_VD[: UNSEEN + 1].any()
+    assert model.items_VD[UNSEEN + 1 :].any(1).all()
+    batch = task.collate([samples[n] for n in range(8)])
+    batch["items_BN"][:, -1] = UNSEEN
+    with torch.no_grad():
+        assert task.evaluate(model.eval(), batch)["reconstruction"].isfinite()
 
 
 def test_time_groups_come_from_training_or_from_the_configuration(tmp_path):
