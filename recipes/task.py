@@ -100,11 +100,15 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor | float]:
-        """Named sums over the batch; the trainer adds them over batches and ranks."""
+        """Named sums over the batch; the trainer adds them over batches and ranks, in double precision.
+
+        A sum may be a tensor, of one shape in all batches. So a task whose figures are no sums, such
+        as an AUC, gets every score: each sample puts its own at its own place among zeros.
+        """
         ...
 
-    def summarize(self, sums: Mapping[str, float]) -> Mapping[str, float]:
-        """Turn the sums of a whole evaluation into the figures to report."""
+    def summarize(self, sums: Mapping[str, Any]) -> Mapping[str, float]:
+        """Turn the sums of a whole evaluation into the figures to report; tensors are on the CPU."""
         ...
 
     def flops(self, batch: Batch) -> float:

@@ -38,6 +38,8 @@ ELSEWHERE = {
     "python -m benchmarks.repacking.solvers": "tests/benchmarks/repacking runs a few of its cases",
     "python -m benchmarks.repacking.calibrate": "needs a GPU; tests/benchmarks/repacking: on the CPU",
     "python -m benchmarks.repacking.page": "would change the checkout; its tables are compared there",
+    "pip install --no-deps recbole": "needs a package index",
+    "python -m trainer +recipe=trip run.dir=runs/trip": "needs that package; the next block trains",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""

@@ -1,5 +1,7 @@
 """Evaluation: the task's sums over the held-out samples, added over batches and ranks."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
@@ -38,7 +40,16 @@ def evaluate(job: Job) -> dict[str, float] | None:
         for module in job.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+    return dict(job.task.summarize(add_over_ranks(sums)))
+
+
+def add_over_ranks(sums: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """The sums of all ranks, in one message: a number for each scalar, a CPU tensor for the others."""
     names = sorted(sums)
-    total = torch.stack([sums[name] for name in names])
+    total = torch.cat([sums[name].reshape(-1) for name in names])
     dist.all_reduce(total)
-    return dict(job.task.summarize(dict(zip(names, total.tolist(), strict=True))))
+    parts = total.cpu().split([sums[name].numel() for name in names])
+    return {
+        name: part.view(sums[name].shape) if sums[name].dim() else part.item()
+        for name, part in zip(names, parts, strict=True)
+    }

@@ -206,6 +206,13 @@ def ranks_of(pid):
     return found
 
 
+def catches(pid, number):
+    """Whether a process has a handler of its own for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 def children(pid):
     """Direct children of a process."""
     found = []

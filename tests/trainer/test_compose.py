@@ -95,7 +95,7 @@ def test_a_folder_of_ones_own(tmp_path):
         ("recipe=tinny", "recipe=tinny does not exist; there are llama1b, llama70b, llama70b_fsdp_tide, llama8b, llama8b_fsdp_tide, sft, tiny"),
         ("model=llama80b", "set model=llama8"),
         ("model=null", "model=null chooses nothing"),
-        ("task=pretrian", "task=pretrian does not exist; there are pretrain, sft: set task=pretrain"),
+        ("task=pretrian", "task=pretrian does not exist; there are pretrain, sft, trip: set task=pretrain"),
         ("run.root=a=b", "cannot read 'run.root=a=b': write key=value"),
         ("--recipe=tiny", "unknown option --recipe=tiny: keys are written +recipe=VALUE"),
         ("--steps=3", "keys are written steps=VALUE"),

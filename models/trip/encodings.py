@@ -1,0 +1,122 @@
+"""What is added to an item for its place in the history, and for its time before the target.
+
+    B histories, N items, D hidden size, K factors, C coarse and F fine time buckets
+
+The place is counted from the newest item, and histories are padded on the left: item `n` of N has
+place `N - 1 - n` in every row of a batch.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from models.trip.config import TripConfig
+
+
+class FactorizedRankEncoding(nn.Module):
+    """A table of places as a product: `max_history * K + K * D` numbers instead of `max_history * D`.
+
+    It starts as the best product of that rank for a sinusoidal table (its truncated singular value
+    decomposition), so that near places begin near each other.
+    """
+
+    def __init__(self, max_history: int, factors: int, hidden_size: int) -> None:
+        super().__init__()
+        self.places_NK = nn.Parameter(torch.empty(max_history, factors))
+        self.directions_KD = nn.Parameter(torch.empty(factors, hidden_size))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Start at the sinusoidal table, as small as item embeddings are."""
+        (N, K), (_, D) = self.places_NK.shape, self.directions_KD.shape
+        table_ND = sinusoidal(N, D, torch.device("cpu")).double() * EMBEDDING_STD * math.sqrt(2)
+        u_NR, s_R, v_RD = torch.linalg.svd(table_ND, full_matrices=False)
+        self.places_NK.zero_()
+        self.directions_KD.zero_()
+        rank = min(K, len(s_R))
+        root_R = s_R[:rank].sqrt()
+        self.places_NK[:, :rank] = (u_NR[:, :rank] * root_R).to(self.places_NK)
+        self.directions_KD[:rank] = (root_R[:, None] * v_RD[:rank]).to(self.directions_KD)
+
+    def forward(self, N: int) -> Tensor:
+        """(N, D), oldest place first."""
+        return (self.places_NK[:N] @ self.directions_KD).flip(0)
+
+
+class LearnedRankEncoding(nn.Module):
+    """A plain table of places."""
+
+    def __init__(self, max_history: int, hidden_size: int) -> None:
+        super().__init__()
+        self.places_ND = nn.Parameter(torch.empty(max_history, hidden_size))
+
+    def reset_parameters(self) -> None:
+        """Small normal numbers, as for items."""
+        nn.init.normal_(self.places_ND, std=EMBEDDING_STD)
+
+    def forward(self, N: int) -> Tensor:
+        """(N, D), oldest place first."""
+        return self.places_ND[:N].flip(0)
+
+
+class SinusoidalRankEncoding(nn.Module):
+    """Fixed waves (Vaswani et al. 2017), scaled by one learned number."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+        self.scale = nn.Parameter(torch.empty(1))
+
+    def reset_parameters(self) -> None:
+        """As large as item embeddings are."""
+        nn.init.constant_(self.scale, EMBEDDING_STD * math.sqrt(2))
+
+    def forward(self, N: int) -> Tensor:
+        """(N, D), oldest place first."""
+        return self.scale * sinusoidal(N, self.hidden_size, self.scale.device).flip(0)
+
+
+class TargetRelativeTimeEncoding(nn.Module):
+    """Time to the target, coarse to fine: a row for the octave, plus one for the part inside it.
+
+    Buckets come from `models.trip.history.bucket`.
+    """
+
+    def __init__(self, octaves: int, fine: int, hidden_size: int) -> None:
+        super().__init__()
+        self.fine = fine
+        self.coarse_CD = nn.Parameter(torch.empty(octaves, hidden_size))
+        self.fine_CFD = nn.Parameter(torch.empty(octaves * fine, hidden_size))
+
+    def reset_parameters(self) -> None:
+        """Coarse rows as for items; fine ones start at zero, and are learnt as corrections."""
+        nn.init.normal_(self.coarse_CD, std=EMBEDDING_STD)
+        nn.init.zeros_(self.fine_CFD)
+
+    def forward(self, buckets_BN: Tensor) -> Tensor:
+        """(B, N, D)."""
+        coarse_BN = buckets_BN // self.fine
+        lookup = nn.functional.embedding
+        return lookup(coarse_BN, self.coarse_CD) + lookup(buckets_BN, self.fine_CFD)
+
+
+EMBEDDING_STD = 0.02
+"""Of the first numbers in every table."""
+
+
+def sinusoidal(N: int, D: int, device: torch.device) -> Tensor:
+    """Waves of wavelengths 2 pi to 20,000 pi over places 0 to N - 1: (N, D), sines then cosines."""
+    rates = 10000.0 ** (-torch.arange(0, D, 2, device=device) / D)
+    angles = torch.arange(N, device=device)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)[:, :D]
+
+
+def rank_encoding(config: TripConfig) -> nn.Module | None:
+    """The one that `model.rank` names."""
+    if config.rank == "fre":
+        factors = min(config.rank_factors, config.max_history)
+        return FactorizedRankEncoding(config.max_history, factors, config.hidden_size)
+    if config.rank == "learned":
+        return LearnedRankEncoding(config.max_history, config.hidden_size)
+    return SinusoidalRankEncoding(config.hidden_size) if config.rank == "sinusoidal" else None

@@ -1,0 +1,47 @@
+"""Masked reconstruction: which items of a history are hidden, and the loss on what they were.
+
+B histories, N items, M hidden ones a history at most, V items of the catalogue
+"""
+
+import torch
+from torch import Tensor, nn
+
+
+def most_masked(N: int, share: float) -> int:
+    """M: as many as can be hidden of a history of N items."""
+    return max(1, round(share * N))
+
+
+def choose_masked(groups_BN: Tensor, valid_BN: Tensor, share: float, priority_BN: Tensor) -> Tensor:
+    """Places to hide (B, M), with -1 where there are fewer.
+
+    Only items with company in their group are hidden, `share` of them (one at least), those of the
+    highest `priority` (in [0, 1)) first. No shape depends on the data, so the host waits for nothing.
+    """
+    same_BNN = (groups_BN[:, :, None] == groups_BN[:, None, :]) & valid_BN[:, None, :]
+    eligible_BN = valid_BN & (same_BNN.sum(2) >= 2)
+    M = most_masked(groups_BN.shape[1], share)
+    places_BM = torch.where(eligible_BN, priority_BN, -1.0).topk(M, dim=1).indices
+    wanted_B = (eligible_BN.sum(1) * share).round().clamp(min=1) * eligible_BN.any(1)
+    return torch.where(torch.arange(M, device=places_BM.device) < wanted_B[:, None], places_BM, -1)
+
+
+def reconstruction_loss(
+    logits_BMV: Tensor, items_BN: Tensor, masked_BM: Tensor, targets_B: Tensor
+) -> Tensor:
+    """Cross-entropy of each history's hidden items over the whole catalogue, averaged over them: (B,).
+
+    The row's own target is no candidate, unless it is what was hidden: the loss must not teach that
+    the item to be judged is absent from the history.
+    """
+    hidden_BM = items_BN.gather(1, masked_BM.clamp(min=0))
+    counts_BM = masked_BM >= 0
+    own_B1V = nn.functional.one_hot(targets_B, logits_BMV.shape[-1]).bool()[:, None]
+    excluded_BMV = own_B1V & (hidden_BM != targets_B[:, None])[..., None]
+    logits_BMV = logits_BMV.float().masked_fill(excluded_BMV, float("-inf"))
+    nats_BM = nn.functional.cross_entropy(
+        logits_BMV.flatten(0, 1), hidden_BM.flatten(), reduction="none"
+    ).view_as(hidden_BM)
+    # not a product: a row that does not count may hold an infinity
+    nats_BM = torch.where(counts_BM, nats_BM, 0.0)
+    return nats_BM.sum(1) / counts_BM.sum(1).clamp(min=1)

@@ -1,0 +1,114 @@
+"""Scores candidates for a user, from a folder that `python -m trainer.export` wrote.
+
+scorer = Scorer.load("exported")
+chances = scorer.score(history=[("50", "5", 100), ("181", "4", 160)], candidates=["1", "7"], time=200)
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_model, save_file
+from torch import Tensor, nn
+
+from models.trip.config import TripConfig
+from models.trip.history import ages, bucket, group, time_edges
+from models.trip.model import Trip
+
+Read = Callable[[Sequence[str]], dict[str, Tensor]]
+"""Reads whole tensors by name."""
+
+
+def write_folder(
+    out: Path,
+    model: nn.Module,
+    read: Read,
+    config: TripConfig,
+    vocabulary: Mapping[str, int],
+    behaviours: Mapping[str, int],
+    edges: Sequence[int],
+) -> None:
+    """Weights, and everything that turns a request into whole numbers, as `Scorer.load` reads them."""
+    save_file(read(list(model.state_dict())), out / "model.safetensors")
+    about = {
+        "model": asdict(config),
+        "group_edges": list(edges),
+        "behaviours": dict(behaviours),
+        "items": dict(vocabulary),
+    }
+    (out / "trip.json").write_text(json.dumps(about, indent=1))
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model, and the names that its numbers stand for."""
+
+    model: Trip
+    items: Mapping[str, int]
+    behaviours: Mapping[str, int]
+    group_edges: Sequence[int]
+
+    @classmethod
+    def load(cls, folder: Path | str) -> "Scorer":
+        """Read an exported folder. Raises `ValueError` for one that is none."""
+        try:
+            about = json.loads((Path(folder) / "trip.json").read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{folder} is no exported folder: {error}") from error
+        items, behaviours = about["items"], about["behaviours"]
+        model = Trip(
+            TripConfig(**about["model"]),
+            num_items=max(items.values()) + 1,
+            num_behaviours=len(behaviours),
+            groups=len(about["group_edges"]) + 1,
+        )
+        load_model(model, Path(folder) / "model.safetensors")
+        return cls(model.eval(), items, behaviours, about["group_edges"])
+
+    @torch.no_grad()
+    def score(
+        self,
+        history: Sequence[tuple[str, str | None, int]],
+        candidates: Sequence[str],
+        time: int,
+    ) -> list[float]:
+        """The chance of a click on each candidate at `time`, in seconds.
+
+        `history` has item, behaviour (None where the model knows none) and time, oldest first. Raises
+        `ValueError` for items and behaviours that are unknown, for times that do not ascend, and for an
+        event that is not before `time`.
+        """
+        config = self.model.config
+        newest = history[-config.max_history :]
+        all_ages = ages(np.array([at for *_, at in history], dtype=np.int64), time)
+        ages_n = all_ages[len(history) - len(newest) :]
+        N = config.max_history
+        items_N, behaviours_N, ages_N = (np.zeros(N, np.int64) for _ in range(3))
+        begin = N - len(newest)
+        items_N[begin:] = [self._item(item) for item, *_ in newest]
+        behaviours_N[begin:] = [self._behaviour(behaviour) for _, behaviour, _ in newest]
+        ages_N[begin:] = ages_n
+        edges = time_edges(config.time_unit, config.time_octaves, config.time_fine)
+        rows = (items_N, behaviours_N, bucket(ages_N, edges), group(ages_N, self.group_edges))
+        targets = torch.tensor([self._item(item) for item in candidates])
+        logits = self.model(
+            *(torch.from_numpy(row).expand(len(candidates), -1) for row in rows), targets
+        ).logits_B
+        chances: list[float] = logits.sigmoid().tolist()
+        return chances
+
+    def _item(self, name: str) -> int:
+        if name not in self.items:
+            raise ValueError(f"item {name} is unknown: the model knows {len(self.items):,} items")
+        return self.items[name]
+
+    def _behaviour(self, name: str | None) -> int:
+        if name is None:
+            return 0
+        if name not in self.behaviours:
+            known = ", ".join(self.behaviours) or "none"
+            raise ValueError(f"behaviour {name} is unknown: the model knows {known}")
+        return self.behaviours[name]

@@ -1,0 +1,1 @@
+"""Data and metrics of click prediction: interaction tables, targets, negatives, exact AUC."""

@@ -1,0 +1,290 @@
+"""TRIP: will this user click on this item now, given what they did before and when?"""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.trip.config import TripConfig
+from models.trip.cost import training_flops
+from models.trip.history import bucket, group, quantile_edges, time_edges
+from models.trip.model import PADDING, UNSEEN, Output, Trip, init_weights
+from models.trip.reconstruction import choose_masked, reconstruction_loss
+from models.trip.serve import Read, write_folder
+from recipes.ctr import figures
+from recipes.ctr.config import InteractionsConfig
+from recipes.ctr.panels import ClickPanels, looks
+from recipes.ctr.planted import plant
+from recipes.ctr.samples import Clicks, Sample
+from recipes.ctr.table import Interactions, Ints, read_movielens, read_tables
+from recipes.ctr.targets import Split, Targets, split
+from recipes.task import Batch
+
+EDGE_SAMPLES = 5000
+"""So many training histories, evenly spread, decide where temporal groups begin."""
+
+
+@dataclass(kw_only=True)
+class TripTaskConfig:
+    """The `task` node."""
+
+    name: str = "trip"
+
+
+class TripTask:
+    """See `recipes.task.Task` for what each method promises."""
+
+    configs: ClassVar[Mapping[str, type]] = {
+        "task": TripTaskConfig,
+        "model": TripConfig,
+        "data": InteractionsConfig,
+    }
+    axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})
+
+    def __init__(
+        self, *, task: Any, model: TripConfig, data: InteractionsConfig, seed: int
+    ) -> None:
+        del task, seed
+        self.model_config, self.data_config = model, data
+
+    @cached_property
+    def table(self) -> Interactions:
+        """Read when first needed."""
+        config = self.data_config
+        if config.source == "planted":
+            return plant(config.planted_users, seed=0)
+        if config.source == "movielens":
+            return read_movielens(config.folder, config.positive_from)
+        return read_tables(config)
+
+    @cached_property
+    def parts(self) -> Split:
+        """Targets of training, validation and test."""
+        return split(self.table, self.data_config)
+
+    @cached_property
+    def group_edges(self) -> tuple[int, ...]:
+        """The ages at which temporal groups begin."""
+        if self.model_config.group_edges:
+            return tuple(self.model_config.group_edges)
+        train = self.train_samples()
+        chosen = range(0, len(train), -(-len(train) // EDGE_SAMPLES))
+        ages = [train[row].ages_n for row in chosen]
+        return quantile_edges(np.concatenate(ages), self.model_config.groups)
+
+    @cached_property
+    def time_edges(self) -> Ints:
+        """The ages at which time buckets begin."""
+        model = self.model_config
+        return time_edges(model.time_unit, model.time_octaves, model.time_fine)
+
+    def check(self) -> None:
+        """Read the table, split it, and draw what is no click."""
+        self.build_model()
+
+    def build_model(self) -> nn.Module:
+        """On the meta device."""
+        with torch.device("meta"):
+            return Trip(
+                self.model_config,
+                self.parts.num_items,
+                len(self.table.behaviour_names),
+                len(self.group_edges) + 1,
+            )
+
+    def init_weights(self, module: nn.Module) -> None:
+        """See `models.trip.model.init_weights`."""
+        init_weights(module)
+
+    def weights_folder(self) -> Path | None:
+        """Always from the start."""
+        return None
+
+    def locate_weights(self, model: nn.Module, stored: Iterable[str]) -> dict[str, str]:
+        """Names agree."""
+        return {name: name for name in stored}
+
+    def _clicks(self, targets: Targets) -> Clicks:
+        return Clicks(self.table, targets, self.parts.vocabulary_I, self.model_config.max_history)
+
+    def train_samples(self) -> Clicks:
+        """Training targets."""
+        return self._clicks(self.parts.train)
+
+    @cached_property
+    def evaluated(self) -> Clicks:
+        """Validation targets, then test targets."""
+        return self._clicks(self.parts.validation.followed_by(self.parts.test))
+
+    def eval_samples(self) -> Clicks:
+        """Validation targets, then test targets, each by time."""
+        return self.evaluated
+
+    def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Histories padded on the left, as whole numbers."""
+        B, N = len(samples), self.model_config.max_history
+        items_BN, behaviours_BN, ages_BN = (np.zeros((B, N), np.int64) for _ in range(3))
+        for b, sample in enumerate(samples):
+            begin = N - len(sample.items_n)
+            items_BN[b, begin:] = sample.items_n
+            behaviours_BN[b, begin:] = sample.behaviours_n
+            ages_BN[b, begin:] = sample.ages_n
+        return {
+            "items_BN": torch.from_numpy(items_BN),
+            "behaviours_BN": torch.from_numpy(behaviours_BN),
+            "buckets_BN": torch.from_numpy(bucket(ages_BN, self.time_edges)),
+            "groups_BN": torch.from_numpy(group(ages_BN, self.group_edges)),
+            "targets_B": torch.tensor([sample.target for sample in samples]),
+            "labels_B": torch.tensor([float(sample.label) for sample in samples]),
+            "rows_B": torch.tensor([sample.row for sample in samples]),
+            "count": B,
+        }
+
+    def count(self, batch: Batch) -> int:
+        """Targets."""
+        return int(batch["count"])
+
+    def _forward(
+        self, model: nn.Module, batch: Batch, masked_BM: Tensor | None
+    ) -> tuple[Output, Tensor]:
+        """What the model gives, and each history's reconstruction loss."""
+        names = ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN", "targets_B")
+        out: Output = model(*(batch[name] for name in names), masked_BM)
+        if out.item_logits_BMV is None or masked_BM is None:
+            return out, torch.zeros_like(out.logits_B)
+        return out, reconstruction_loss(
+            out.item_logits_BMV, batch["items_BN"], masked_BM, batch["targets_B"]
+        )
+
+    def _masked(self, batch: Batch, priority_BN: Tensor) -> Tensor | None:
+        if not self.model_config.reconstruction:
+            return None
+        known_BN = batch["items_BN"] > UNSEEN
+        return choose_masked(
+            batch["groups_BN"], known_BN, self.model_config.masked_share, priority_BN
+        )
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross-entropy of the clicks, plus the weighted reconstruction loss, summed over targets."""
+        priority_BN = torch.rand(batch["items_BN"].shape, device=batch["items_BN"].device)
+        out, nats_B = self._forward(model, batch, self._masked(batch, priority_BN))
+        clicks = nn.functional.binary_cross_entropy_with_logits(
+            out.logits_B.float(), batch["labels_B"], reduction="sum"
+        )
+        return clicks + self.model_config.reconstruction * nats_B.sum()
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
+        """Every target's score at its own place, and where the head looks."""
+        rows_B, groups_BN = batch["rows_B"], batch["groups_BN"]
+        place_N = torch.arange(groups_BN.shape[1], device=rows_B.device)
+        # the same items are hidden in every evaluation, on any number of ranks
+        priority_BN = (rows_B[:, None] * 7919 + place_N * 104_729) % 10_007 / 10_007
+        masked_BM = self._masked(batch, priority_BN)
+        out, nats_B = self._forward(model, batch, masked_BM)
+        scores = torch.zeros(len(self.evaluated), dtype=torch.float64, device=rows_B.device)
+        sums: dict[str, Tensor | float] = {
+            "scores": scores.index_add(0, rows_B, out.logits_B.double()),
+            "scored": torch.zeros_like(scores).index_add(
+                0, rows_B, torch.ones_like(out.logits_B).double()
+            ),
+        }
+        if masked_BM is not None:
+            sums["reconstruction"] = nats_B.sum()
+            sums["reconstructed"] = (masked_BM >= 0).any(1).sum()
+        return sums | looks(
+            out.weights_BN,
+            batch["items_BN"] != PADDING,
+            groups_BN,
+            batch["buckets_BN"] // self.model_config.time_fine,
+            len(self.group_edges) + 1,
+            self.model_config.time_octaves,
+        )
+
+    def summarize(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """AUC and its kin of validation, and with `_test` behind them those of the test part."""
+        scored = sums["scored"].numpy()
+        assert set(np.unique(scored)) <= {0, 1}, "a target was scored twice"
+        logits, clicks = sums["scores"].numpy(), self.evaluated
+        items_T, users_T = clicks.targets.items_T, self.table.users_E[clicks.targets.events_T]
+        popularity = figures.popularity(self.parts.train, items_T, len(self.table.item_names))
+        parts = {"": self.parts.validation, "_test": self.parts.test}
+        found = figures.by_part(parts, scored, logits, users_T, popularity)
+        if "reconstruction" in sums:
+            found["reconstruction"] = sums["reconstruction"] / max(sums["reconstructed"], 1)
+        self._panels.keep(found, clicks, np.flatnonzero(scored), logits, sums)
+        return found
+
+    @cached_property
+    def _panels(self) -> ClickPanels:
+        return ClickPanels(self.group_edges, self.model_config.time_unit)
+
+    def panels(self) -> list[dict[str, Any]]:
+        """AUC by time and by length, where the head looks, and the comparison with popularity."""
+        return self._panels.panels()
+
+    @classmethod
+    def add_export_arguments(cls, parser: ArgumentParser) -> None:
+        """None."""
+
+    def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
+        """Weights, and what turns a request into whole numbers, for `models.trip.serve`."""
+        del options
+        vocabulary = {
+            str(name): int(number)
+            for name, number in zip(self.table.item_names, self.parts.vocabulary_I, strict=True)
+        }
+        behaviours = {str(name): n + 1 for n, name in enumerate(self.table.behaviour_names)}
+        write_folder(out, model, read, self.model_config, vocabulary, behaviours, self.group_edges)
+        return f"{len(vocabulary):,} items"
+
+    def flops(self, batch: Batch) -> float:
+        """See `models.trip.cost`."""
+        groups = len(self.group_edges) + 1
+        return float(batch["count"]) * training_flops(self.model_config, groups)
+
+    def describe(self) -> dict[str, str]:
+        """Model, table, and targets."""
+        config, table, parts = self.model_config, self.table, self.parts
+        sizes = [len(part) for part in (parts.train, parts.validation, parts.test)]
+        what = self.data_config.source if self.data_config.source != "files" else "tables"
+        edges = ", ".join(map(figures.seconds, self.group_edges))
+        return {
+            "model": f"trip, {config.token_layers}+{config.upper_layers if config.summaries else 0} "
+            f"layers x {config.hidden_size}, mask {config.mask}, rank {config.rank}, "
+            f"time {config.time}, {parts.num_items:,} items",
+            "data": f"{what}: {len(table.user_names):,} users, {len(table.item_names):,} items, "
+            f"{len(table.times_E):,} interactions",
+            "targets": "{:,} train, {:,} validation, {:,} test; ".format(*sizes)
+            + f"{parts.train.labels_T.mean():.1%} clicks in training",
+            "groups": f"{len(self.group_edges) + 1}, which begin at 0, {edges}",
+        }
+
+    def show(self, sample: Sample) -> Iterator[str]:
+        """The target, then the history, newest first."""
+        groups_n = group(sample.ages_n, self.group_edges)
+        buckets_n = bucket(sample.ages_n, self.time_edges)
+        yield f"item {sample.target}, {'click' if sample.label else 'no click'}"
+        rows = zip(
+            sample.items_n, sample.behaviours_n, sample.ages_n, groups_n, buckets_n, strict=True
+        )
+        for item, behaviour, age, number, at in reversed(list(rows)):
+            yield (
+                f"item {item}, behaviour {behaviour}, {figures.seconds(age)} before: group {number}, "
+                f"time bucket {at}"
+            )
+
+    def survey(self) -> dict[str, str]:
+        """What the header says, and how long histories are."""
+        lengths = self.train_samples().lengths()
+        quartiles = np.quantile(lengths, [0.25, 0.5, 0.75]).astype(int)
+        return {
+            **self.describe(),
+            "histories": "quartiles {}, {}, {} of at most ".format(*quartiles)
+            + f"{self.model_config.max_history}",
+        }

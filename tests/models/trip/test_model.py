@@ -1,0 +1,230 @@
+import pytest
+import torch
+
+from models.trip.config import TripConfig
+from models.trip.encodings import FactorizedRankEncoding, sinusoidal
+from models.trip.model import Trip, init_weights
+from models.trip.reconstruction import choose_masked, reconstruction_loss
+
+V, N, GROUPS = 30, 10, 4
+
+
+def make(seed=0, **changes):
+    config = TripConfig(hidden_size=16, max_history=N, dropout=0.0, **changes)
+    torch.manual_seed(seed)
+    model = Trip(config, num_items=V, num_behaviours=3, groups=GROUPS).double()
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            init_weights(module)
+    with torch.no_grad():  # far from the start, so that every part has an effect
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def make_batch(B=4, seed=0, lengths=(N, 6, 1, 0)):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high, *shape):
+        return torch.randint(low, high, shape, generator=generator)
+
+    there = torch.arange(N) >= N - torch.tensor(lengths)[:, None]
+    ages = draw(0, 10**6, B, N).sort(descending=True).values
+    return {
+        "items_BN": draw(2, V, B, N) * there,
+        "behaviours_BN": draw(0, 4, B, N) * there,
+        "buckets_BN": ages % 112 * there,
+        "groups_BN": (ages * GROUPS // 10**6) * there,
+        "targets_B": draw(2, V, B),
+    }
+
+
+def permuted(batch, row, order):
+    """The batch with the items of one row in another order, with their times."""
+    moved = {name: value.clone() for name, value in batch.items()}
+    for name in ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN"):
+        moved[name][row] = moved[name][row][order]
+    return moved
+
+
+def an_order_inside_groups(groups):
+    """Every group of the row turned around."""
+    order = torch.arange(len(groups))
+    for number in groups.unique():
+        order[groups == number] = order[groups == number].flip(0)
+    return order
+
+
+def test_the_order_inside_a_group_has_no_effect_without_ranks():
+    batch = make_batch()
+    order = an_order_inside_groups(batch["groups_BN"][0])
+    assert order.tolist() != list(range(N))
+    other = permuted(batch, 0, order)
+    for summaries in (0, 2):
+        plain = make(rank="none", summaries=summaries)
+        torch.testing.assert_close(plain(**batch).logits_B, plain(**other).logits_B)
+    for rank in ("fre", "learned", "sinusoidal"):
+        ranked = make(rank=rank)
+        assert not torch.allclose(ranked(**batch).logits_B[0], ranked(**other).logits_B[0])
+
+
+@pytest.mark.parametrize("mask", ["group", "causal", "bidirectional"])
+def test_newer_groups_reach_older_ones_only_if_the_mask_lets_them(mask):
+    model, batch = make(mask=mask, token_layers=2), make_batch()
+    seen = []
+    model.layers[-1].register_forward_hook(lambda *call: seen.append(call[2]))
+    groups = batch["groups_BN"][0]
+    changed = {name: value.clone() for name, value in batch.items()}
+    newest = groups == groups.min()
+    changed["items_BN"][0, newest] = changed["items_BN"][0, newest] % (V - 2) + 2
+    changed["buckets_BN"][0, newest] = 111
+    model(**batch), model(**changed)
+    older = groups > groups.min()
+    same = torch.equal(seen[0][0, older], seen[1][0, older])
+    assert same == (mask != "bidirectional")
+    assert not torch.allclose(seen[0][0, ~older], seen[1][0, ~older])
+
+
+def test_newer_groups_do_not_reach_older_summaries():
+    model, batch = make(upper_layers=2), make_batch()
+    seen = []
+    model.upper[-1].register_forward_hook(lambda *call: seen.append(call[2]))
+    changed = {name: value.clone() for name, value in batch.items()}
+    groups = batch["groups_BN"][0]
+    changed["items_BN"][0, groups == groups.min()] = 2
+    model(**batch), model(**changed)
+    newest = int(groups.min())
+    torch.testing.assert_close(seen[0][0, newest + 1 : GROUPS], seen[1][0, newest + 1 : GROUPS])
+    assert not torch.allclose(seen[0][0, newest], seen[1][0, newest])
+    assert not torch.allclose(seen[0][0, -1], seen[1][0, -1])  # the target sees all
+
+
+def test_padding_has_no_effect():
+    """More of it changes nothing, and neither do its other numbers."""
+    model, batch = make(), make_batch()
+    short = {k: v[1:, 4:] if v.dim() == 2 else v[1:] for k, v in batch.items()}  # lengths 6, 1, 0
+    noisy = {name: value.clone() for name, value in batch.items()}
+    for name in ("behaviours_BN", "buckets_BN", "groups_BN"):
+        noisy[name][batch["items_BN"] == 0] = 3
+    expected = model(**batch)
+    torch.testing.assert_close(model(**short).logits_B, expected.logits_B[1:])
+    torch.testing.assert_close(model(**noisy).logits_B, expected.logits_B)
+    assert expected.weights_BN[batch["items_BN"] == 0].eq(0).all()
+    assert expected.logits_B.isfinite().all()  # an empty history, too
+
+
+BASELINES = [
+    *({"rank": rank, "time": "none"} for rank in ("none", "learned", "sinusoidal", "fre")),
+    {"rank": "none", "time": "trte"},
+    *({"rank": "none", "time": "none", "relative": relative} for relative in ("rope", "alibi")),
+    {"token_layers": 0, "reconstruction": 0.0, "summaries": 0},
+    {"token_layers": 0, "reconstruction": 0.0, "summaries": 2, "upper_layers": 0},
+    {"pooling": "mean"},
+]
+
+
+@pytest.mark.parametrize("changes", BASELINES, ids=str)
+@pytest.mark.parametrize("mask", ["group", "causal", "bidirectional"])
+def test_every_combination_trains_all_of_its_parameters(changes, mask):
+    model = make(mask=mask, **changes).train()
+    batch = make_batch()
+    masked = None
+    if model.reconstruct is not None:
+        valid = batch["items_BN"] > 0
+        masked = choose_masked(batch["groups_BN"], valid, 0.3, torch.rand(4, N))
+    out = model(**batch, masked_BM=masked)
+    loss = out.logits_B.square().sum()
+    if masked is not None:
+        loss = (
+            loss
+            + reconstruction_loss(
+                out.item_logits_BMV, batch["items_BN"], masked, batch["targets_B"]
+            ).sum()
+        )
+    loss.backward()
+    assert not {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+
+
+def test_rope_and_alibi_know_places_and_nope_does_not():
+    batch = make_batch()
+    batch["groups_BN"].zero_()
+    for relative, knows in (("none", False), ("rope", True), ("alibi", True)):
+        model = make(rank="none", time="none", relative=relative)
+        # turning a history around keeps distances: compare another order, which does not
+        moved = permuted(batch, 0, torch.arange(N).roll(3))
+        same = torch.allclose(model(**batch).logits_B[0], model(**moved).logits_B[0])
+        assert same != knows, relative
+
+
+def test_mean_pooling_weighs_every_item_the_same():
+    model = make(pooling="mean", summaries=0)
+    weights = model(**make_batch()).weights_BN
+    torch.testing.assert_close(weights[1, -6:], torch.full((6,), 1 / 7).double())  # and nothing's
+
+
+def test_factorized_ranks_start_as_the_nearest_table_of_that_rank():
+    encoding = FactorizedRankEncoding(max_history=20, factors=6, hidden_size=16)
+    encoding.reset_parameters()
+    assert sum(p.numel() for p in encoding.parameters()) == 6 * (20 + 16)
+    table = sinusoidal(20, 16, torch.device("cpu")).double() * 0.02 * 2**0.5
+    got = encoding(20).flip(0).double()
+    best = torch.linalg.svdvals(table)[6:].square().sum().sqrt()
+    assert (got - table).norm().item() == pytest.approx(best.item(), rel=1e-3)
+    torch.testing.assert_close(encoding(5), encoding(20)[-5:])  # counted from the newest
+
+
+def test_hidden_items_have_company_and_are_the_wanted_share():
+    batch = make_batch(lengths=(N, N, 1, 0))
+    groups, valid = batch["groups_BN"], batch["items_BN"] > 0
+    groups[1] = torch.tensor([3, 2, 2, 2, 2, 2, 1, 0, 0, 0])  # 8 have company
+    places = choose_masked(groups, valid, 0.4, torch.rand(4, N))
+    assert places.shape == (4, 4)
+    chosen = places[1][places[1] >= 0]
+    assert len(chosen) == len(set(chosen.tolist())) == 3  # 0.4 of 8
+    assert not set(chosen.tolist()) & {0, 6}
+    assert (places[2:] == -1).all()  # alone, and empty
+
+
+def test_hiding_replaces_just_the_hidden_items_and_leaves_the_click_alone():
+    model, batch = make(), make_batch()
+    masked = torch.tensor([[0, 3], [5, -1], [-1, -1], [-1, -1]])
+    first, second = model(**batch), model(**batch, masked_BM=masked)
+    torch.testing.assert_close(first.logits_B, second.logits_B)
+    other = {name: value.clone() for name, value in batch.items()}
+    other["items_BN"][0, 0] = other["items_BN"][0, 0] % (V - 2) + 2
+    other["behaviours_BN"][0, 0] = (other["behaviours_BN"][0, 0] + 1) % 4
+    third = model(**other, masked_BM=masked)
+    torch.testing.assert_close(third.item_logits_BMV[0], second.item_logits_BMV[0])
+    assert not torch.allclose(third.logits_B[0], second.logits_B[0])
+
+
+def test_the_reconstruction_loss_is_the_cross_entropy_of_what_was_hidden():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 2, V, generator=generator).double()
+    items = torch.randint(2, V, (3, N), generator=generator)
+    masked = torch.tensor([[1, 4], [7, -1], [-1, -1]])
+    targets = torch.tensor([5, int(items[1, 7]), 9])  # the second target was hidden itself
+    nats = reconstruction_loss(logits, items, masked, targets)
+    expected = []
+    for place, row in zip((1, 4), logits[0].float(), strict=True):
+        kept = row[torch.arange(V) != 5] if items[0, place] != 5 else row
+        expected.append(kept.logsumexp(0) - row[items[0, place]])
+    torch.testing.assert_close(nats[0], torch.stack(expected).mean())
+    torch.testing.assert_close(nats[1], -logits[1, 0].float().log_softmax(0)[targets[1]])
+    assert nats[2] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask": "groups"}, "model.mask=groups is not one of bidirectional, causal, group"),
+        ({"token_layers": 0}, "set model.token_layers to 1 or more, or model.reconstruction=0"),
+        ({"hidden_size": 50}, "set model.hidden_size to a multiple of 4"),
+        ({"group_edges": [3, 3]}, "set model.group_edges to ascending ages above 0"),
+        ({"dropout": 1.0}, "set model.dropout below 1"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match="set model|is not one of") as error:
+        TripConfig(**changes)
+    assert message in str(error.value)
