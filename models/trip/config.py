@@ -21,6 +21,7 @@ class TripConfig:
     token_layers: int = 1
     """Transformer layers over the items of the history; 0: the head sees their embeddings."""
     dropout: float = 0.1
+    """Share of the values between layers that training leaves out."""
     max_history: int = 50
     """The newest so many items of a history are read."""
     rank: str = "fre"

@@ -18,7 +18,9 @@ class InteractionsConfig:
     files: list[str] = field(default_factory=list)
     """Globs of .parquet, .csv or .jsonl tables with a row for each interaction (source files)."""
     user_key: str = "user"
+    """The column that says who."""
     item_key: str = "item"
+    """The column that says what they met."""
     time_key: str = "time"
     """The column of whole seconds."""
     behaviour_key: str | None = None
@@ -27,6 +29,7 @@ class InteractionsConfig:
     """A column of numbers: a click at `positive_from` or above; where it is empty, the row is history
     only. null: every interaction is a click, and what is no click is drawn."""
     positive_from: float = 4.0
+    """The smallest label that is a click."""
     uniform_negatives: int = 1
     """For each click without `label_key`: so many items drawn from all."""
     popular_negatives: int = 1
@@ -40,6 +43,7 @@ class InteractionsConfig:
     test: float = 0.1
     """Share of the targets, the latest ones, that tests."""
     planted_users: int = 6000
+    """Users of the made-up set (source planted)."""
     cache_dir: str = "~/.cache/springtide"
     """Where drawn items are kept."""
 
