@@ -9,6 +9,7 @@ import torch
 from collectives.config import CollectivesConfig
 from parallel.blocks import find_blocks
 from parallel.recompute import recompute
+from parallel.tide.suitable import SMALLEST
 from recipes.task import Samples, Task
 from trainer.config import Config
 from trainer.devices import Device
@@ -97,7 +98,7 @@ def resolved(config: CollectivesConfig, device: Device | None) -> CollectivesCon
     gpu = device is not None
     return replace(
         config,
-        smallest=config.smallest if config.smallest is not None else (1 << 26) * gpu,
+        smallest=config.smallest if config.smallest is not None else SMALLEST * gpu,
         cast_ahead=gpu if config.cast_ahead is None else config.cast_ahead,
     )
 

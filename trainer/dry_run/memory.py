@@ -12,6 +12,7 @@ from collectives.tide.layout import cut, make_layout
 from collectives.tide.reduce_scatter import DEPTH
 from parallel.blocks import find_blocks, large_leaves
 from parallel.mesh import ParallelConfig
+from parallel.tide.suitable import TENSORS
 from trainer.dry_run.probe import Moment, Probe
 
 FP32 = 4
@@ -165,7 +166,7 @@ def is_large(group: Group, collectives: CollectivesConfig, size: int) -> bool:
     nbytes = group.numel * size
     return (
         nbytes >= collectives.smallest
-        and nbytes * 32 >= len(group.parameters) * collectives.smallest
+        and nbytes * TENSORS >= len(group.parameters) * collectives.smallest
     )
 
 
