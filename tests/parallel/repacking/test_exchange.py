@@ -170,10 +170,10 @@ def random_mix(seed, P):
     return children, *random.choice([(32, 4), (P, 2), (P + 3, 1), (6, 6), (40, 8)])
 
 
-def check_exchanges(mixes):
+def check_exchanges(mixes, device="cpu"):
     """Every mix in every block of the world that is as wide: bits, gradients, calls and bytes."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    groups = make_groups(world, "cpu")
+    groups = make_groups(world, device)
     for children, H, K in mixes:
         layout, dtype = layout_of(children), torch.bfloat16
         P, T = layout.width, layout.num_rows
@@ -181,7 +181,9 @@ def check_exchanges(mixes):
             continue
         first = rank // P * P
         shards, heads = Shards(layout, rank - first, groups[first, P]), HeadMap(H, K, P)
-        wholes = [whole_numbers(T, n, 8, seed=i, dtype=dtype) for i, n in enumerate((H, K, K))]
+        wholes = [
+            whole_numbers(T, n, 8, seed=i, dtype=dtype).to(device) for i, n in enumerate((H, K, K))
+        ]
         low, high = layout.bounds[rank - first : rank - first + 2].tolist()
         leaves = [whole[low:high].clone().requires_grad_() for whole in wholes]
         with Recorder() as forward:
@@ -193,7 +195,7 @@ def check_exchanges(mixes):
         assert torch.equal(back, 2 * wholes[0][low:high])
         with Recorder() as backward:
             (back.sum() + arrived[1].sum() + 3 * arrived[2].sum()).backward()
-        copies = replicas(heads)
+        copies = replicas(heads).to(device)
         assert (leaves[0].grad == 2).all()
         assert torch.equal(leaves[1].grad, copies[:, None].expand_as(leaves[1]).to(dtype))
         assert torch.equal(leaves[2].grad, 3 * copies[:, None].expand_as(leaves[2]).to(dtype))
@@ -223,6 +225,14 @@ def replicas(heads):
 def test_gloo_ranks_exchange_bit_for_bit_what_the_plan_says(world):
     blocks = len(aligned_blocks(world, world)) + 1
     assert run_ranks(world, check_exchanges, MIXES) == [blocks] * world
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_gpus_exchange_bit_for_bit_what_the_plan_says(monkeypatch):
+    monkeypatch.setenv("SPRINGTIDE_TEST_DEVICE", "cuda")
+    world = min(torch.cuda.device_count() // 2 * 2, 8)
+    run_ranks(world, check_exchanges, MIXES, "cuda")
 
 
 def test_blocks_are_aligned_and_made_once():
