@@ -32,7 +32,7 @@ PLANS = {
     "8B, recomputed": ["+recipe=llama8b_fsdp_tide", "trainer.micro_batch_size=1"],
 }  # fmt: skip
 MICRO_BATCHES = {"1B, recomputed, 4 micro-batches": 4}
-STEPS, EVERY = 60, 20
+STEPS, EVERY = 120, 50
 """Of a run that saves, and how often it does."""
 
 
@@ -117,7 +117,6 @@ def saving(number: int, every: int, gpus: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         rows = _rows(words, folder)
         events = _events(folder)
-    # The first save allocates the memory that states are copied to: it is in the figure.
     counted = [row for row in rows if row["step"] > 10]
     steps = 10 * len(counted)
     paused = sum(row["saving_seconds"] * 10 for row in counted)
