@@ -39,7 +39,7 @@ def rows_of(layout, *wholes):
     ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(CHILDREN, HEADS)
 def test_every_row_head_and_gradient_is_where_it_belongs(children, counts):
     layout, (H, K) = layout_of(children), counts
