@@ -120,7 +120,7 @@ class HybridTask(PretrainTask):
         own = out.visits_LE.double()
         sums = sum_over_ranks(torch.cat([own.flatten(), own.new_full((1,), count)]))
         visits_LE, labels = sums[:-1].view_as(own), sums[-1]
-        rows = (visits_LE[0].sum() / self.shape.experts_per_token).clamp(min=1)
+        rows = (visits_LE[0].sum() / self.shape.active_experts).clamp(min=1)
         return self.balance * labels * balance_loss(out.chances_LE, visits_LE, rows)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
@@ -168,7 +168,7 @@ class HybridTask(PretrainTask):
             "model": f"hybrid, {shape.num_layers} layers x {shape.hidden_size}, vocabulary "
             f"{shape.vocab_size:,}",
             "attention": f"{kinds}" + (f"; {used}" if used else ""),
-            "experts": f"{shape.experts_per_token} of {shape.num_experts} and a shared one, in "
+            "experts": f"{shape.active_experts} of {shape.num_experts} and a shared one, in "
             f"{shape.moe_layers} layers",
             **self.data.describe(self.data_config.tokenizer or "bytes"),
         }

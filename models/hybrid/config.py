@@ -45,7 +45,7 @@ class HybridConfig:
     """So many layers at the beginning have one feed-forward instead of experts."""
     num_experts: int | None = None
     """Experts of each other layer, besides the shared one."""
-    experts_per_token: int | None = None
+    active_experts: int | None = None
     """Experts that a token visits."""
     expert_size: int | None = None
     """Inner size of an expert."""

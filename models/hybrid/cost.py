@@ -20,7 +20,7 @@ def parameters_per_row(shape: Shape) -> int:
     """Parameters that a row is multiplied with: of its experts, not of all; embeddings are looked up."""
     M, N = shape.hidden_size, shape.num_heads * shape.head_dim
     attention = M * (3 * N + 2 * shape.num_kv_heads * shape.head_dim)
-    visited = shape.experts_per_token + shape.shared_experts
+    visited = shape.active_experts + shape.shared_experts
     moe = M * shape.num_experts + 3 * M * shape.expert_size * visited
     dense = 3 * M * shape.intermediate_size
     dense_layers = shape.num_layers - shape.moe_layers

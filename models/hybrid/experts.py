@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.hybrid.shape import Shape
+from models.precision import at_least_fp32
 
 
 class Routed(NamedTuple):
@@ -54,13 +55,13 @@ class Router(nn.Module):
 
         `bias_E` is added for the choice only (Wang et al. 2024, "Auxiliary-Loss-Free Load Balancing").
         """
-        logits_TE = _at_least_fp32(self.gate(x_TM))
+        logits_TE = at_least_fp32(self.gate(x_TM))
         if self.shape.router == "sigmoid":
             scores_TE = logits_TE.sigmoid()
             chances_TE = scores_TE / (scores_TE.sum(1, keepdim=True) + TINY)
         else:
             chances_TE = scores_TE = logits_TE.softmax(1)
-        experts_Tk = (scores_TE + bias_E).topk(self.shape.experts_per_token, dim=1).indices
+        experts_Tk = (scores_TE + bias_E).topk(self.shape.active_experts, dim=1).indices
         weights_Tk = scores_TE.gather(1, experts_Tk)
         weights_Tk = weights_Tk / (weights_Tk.sum(1, keepdim=True) + TINY) * self.shape.route_scale
         return experts_Tk, weights_Tk, chances_TE
@@ -172,7 +173,3 @@ class _Return(torch.autograd.Function):
 def _put(x_RM: Tensor, order_R: Tensor) -> Tensor:
     """Row r at place `order_R[r]`."""
     return torch.empty_like(x_RM).index_copy_(0, order_R, x_RM)
-
-
-def _at_least_fp32(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

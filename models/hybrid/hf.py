@@ -31,7 +31,7 @@ NAMES = {
     "window": "sliding_window",
     "dense_layers": "num_dense_layers",
     "num_experts": "num_experts",
-    "experts_per_token": "num_experts_per_tok",
+    "active_experts": "num_experts_per_tok",
     "expert_size": "moe_intermediate_size",
     "shared_experts": "num_shared_experts",
     "route_scale": "route_scale",

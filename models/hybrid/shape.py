@@ -31,7 +31,7 @@ class Shape:
     rope_theta: float = 10000.0
     dense_layers: int = 1
     num_experts: int = 64
-    experts_per_token: int = 6
+    active_experts: int = 6
     expert_size: int = 512
     shared_experts: int = 1
     router: str = "sigmoid"
@@ -44,7 +44,7 @@ class Shape:
     def __post_init__(self) -> None:
         for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim",
                      "vocab_size", "max_positions", "window", "block", "top_k", "num_experts",
-                     "experts_per_token", "expert_size", "shared_experts"):  # fmt: skip
+                     "active_experts", "expert_size", "shared_experts"):  # fmt: skip
             at_least(f"model.{name}", getattr(self, name), 1)
         at_least("model.dense_layers", self.dense_layers, 0)
         at_least("model.num_layers", len(self.kinds), 1)
@@ -61,10 +61,10 @@ class Shape:
             raise ValueError(
                 f"model.head_dim={self.head_dim}: set model.head_dim to an even number"
             )
-        if self.experts_per_token > self.num_experts:
+        if self.active_experts > self.num_experts:
             raise ValueError(
-                f"model.experts_per_token={self.experts_per_token} of "
-                f"model.num_experts={self.num_experts}: set model.experts_per_token to at most that"
+                f"model.active_experts={self.active_experts} of "
+                f"model.num_experts={self.num_experts}: set model.active_experts to at most that"
             )
         for name in ("hidden_size", "expert_size"):
             if getattr(self, name) % ALIGNED:

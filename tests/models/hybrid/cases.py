@@ -14,7 +14,7 @@ def small_shape(**changes):
     sizes = {
         "kinds": (BLOCK_TOPK, SLIDING_WINDOW, BLOCK_TOPK, FULL), "hidden_size": 32,
         "intermediate_size": 48, "num_heads": 6, "num_kv_heads": 2, "head_dim": 8, "vocab_size": 61,
-        "window": 5, "block": 4, "top_k": 3, "num_experts": 8, "experts_per_token": 2,
+        "window": 5, "block": 4, "top_k": 3, "num_experts": 8, "active_experts": 2,
         "expert_size": 16,
     }  # fmt: skip
     return Shape(**(sizes | changes))

@@ -25,7 +25,7 @@ def by_loops(moe, x, shape):
         logits = moe.router.gate.weight @ row
         scores = logits.sigmoid() if shape.router == "sigmoid" else logits.softmax(0)
         ranked = sorted(range(shape.num_experts), key=lambda e: -(scores + moe.expert_bias)[e])
-        best = ranked[: shape.experts_per_token]
+        best = ranked[: shape.active_experts]
         out = moe.shared_experts(row)
         for expert in best:
             gate, up = (moe.experts.gate_up_proj[expert] @ row).chunk(2)
@@ -38,8 +38,8 @@ def by_loops(moe, x, shape):
 
 @pytest.mark.parametrize("router", ["sigmoid", "softmax"])
 def test_a_mixture_is_what_loops_over_rows_give(router):
-    shape = small_shape(router=router, route_scale=2.5, experts_per_token=3)
-    moe = mixture(router=router, route_scale=2.5, experts_per_token=3)
+    shape = small_shape(router=router, route_scale=2.5, active_experts=3)
+    moe = mixture(router=router, route_scale=2.5, active_experts=3)
     x = torch.randn(17, 32, dtype=torch.float64, requires_grad=True)
     grad = torch.randn_like(x)
     outs = []

@@ -115,7 +115,7 @@ def test_every_fourth_layer_is_full():
         ({"kinds": ("full", "window")}, "a kind in model.kinds=window is not one of"),
         ({"num_kv_heads": 3}, "model.num_kv_heads=3 does not divide model.num_heads=32"),
         ({"head_dim": 7}, "set model.head_dim to an even number"),
-        ({"experts_per_token": 65}, "set model.experts_per_token to at most that"),
+        ({"active_experts": 65}, "set model.active_experts to at most that"),
         ({"expert_size": 12}, "set model.expert_size to a multiple of 8"),
         ({"top_k": 0}, "model.top_k=0 is too small: set model.top_k to 1 or more"),
         ({"router": "tanh"}, "model.router=tanh is not one of sigmoid, softmax"),
