@@ -102,7 +102,7 @@ class HybridTask(PretrainTask):
 
     def rows(self, batch: Batch) -> Rows:
         """What the model is told about its rows: here they are whole documents."""
-        return whole(Documents(batch["lengths"], batch["cu_seqlens"]))
+        return whole(Documents(tuple(batch["lengths"]), batch["cu_seqlens"]))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the batch's labels, in nats, and this rank's part of the balance."""
@@ -171,4 +171,5 @@ class HybridTask(PretrainTask):
             "experts": f"{shape.active_experts} of {shape.num_experts} and a shared one, in "
             f"{shape.moe_layers} layers",
             **self.data.describe(self.data_config.tokenizer or "bytes"),
+            "rows": "sequences joined end to end; what is padding elsewhere is left out",
         }
