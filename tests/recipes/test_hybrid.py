@@ -159,7 +159,7 @@ def part_of(batch, first, last):
     return {**part, "lengths": lengths, "cu_seqlens": cu_seqlens, "count": count}
 
 
-def train(splits, checkpointing, steps=5):
+def train(splits, checkpointing, steps=4):
     """Losses, and weights after a few steps of descent; each mix is split over ranks at `splits`."""
     hybrid = task()
     config = ParallelConfig(activation_checkpointing=checkpointing)
@@ -189,12 +189,17 @@ def train(splits, checkpointing, steps=5):
     return losses, {n: w.detach().numpy() for n, w in weights.items()}
 
 
+@pytest.fixture(scope="module")
+def alone():
+    return run_ranks(1, train, (), "none")[0]
+
+
 @pytest.mark.parametrize(
     ("splits", "checkpointing"), [((1,), "none"), ((9,), "block"), ((0, 2), "selective")]
 )
-def test_ranks_train_as_one_process_does_wherever_documents_are(splits, checkpointing):
+def test_ranks_train_as_one_process_does_wherever_documents_are(splits, checkpointing, alone):
     """With a rank that never has anything, too; the balance loss has a large part in it."""
-    [(expected, weights)] = run_ranks(1, train, (), "none")
+    expected, weights = alone
     for losses, state in run_ranks(len(splits) + 1, train, splits, checkpointing):
         assert losses == pytest.approx(expected, abs=1e-10)
         for name, value in state.items():
