@@ -63,47 +63,24 @@ def packed_attention(
             query, key, value, attn_mask=mask, scale=scaling, enable_gqa=key.shape[1] != H
         )
         return out_BHSD.transpose(1, 2), None
-    q_THD, k_TKD, v_TKD = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    out_THD = flash_attention(
-        q_THD, k_TKD, v_TKD, cu_seq_lens_q, max_length_q, window=sliding_window, scale=scaling
-    )
-    return out_THD.view(B, S, H, D), None
-
-
-def flash_attention(
-    q_THD: Tensor,
-    k_TKD: Tensor,
-    v_TKD: Tensor,
-    cu_seq_lens: Tensor,
-    max_length: int,
-    *,
-    window: int | None = None,
-    scale: float | None = None,
-) -> Tensor:
-    """The kernel of torch for packed documents, causal, in fp16 or bf16 on a GPU: (T, H, D).
-
-    `window`: each token sees so many, itself included. Raises `ValueError` if this torch has none.
-    """
     from torch.nn.attention.varlen import varlen_attn
 
     causal, has_gqa = _varlen_keywords()
     keywords = dict(causal)
-    if window is not None:
+    if sliding_window is not None:
         if "window_size" not in keywords:
             raise ValueError("this torch has no sliding window here: set model.attention=sdpa")
-        keywords["window_size"] = (window - 1, 0)
-    if scale is not None:
-        keywords["scale"] = scale
-    groups = q_THD.shape[1] // max(k_TKD.shape[1], 1)
-    if groups > 1 and has_gqa:
+        keywords["window_size"] = (sliding_window - 1, 0)
+    if scaling is not None:
+        keywords["scale"] = scaling
+    if has_gqa and key.shape[1] != H:
         keywords["enable_gqa"] = True
-    elif groups > 1:
-        k_TKD, v_TKD = (x.repeat_interleave(groups, dim=1) for x in (k_TKD, v_TKD))
+    q_THD, k_TKD, v_TKD = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     out_THD = varlen_attn(
-        q_THD, k_TKD, v_TKD, cu_seq_lens, cu_seq_lens, max_length, max_length, **keywords
+        q_THD, k_TKD, v_TKD, cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q, **keywords
     )
     assert isinstance(out_THD, Tensor)
-    return out_THD
+    return out_THD.view(B, S, H, D), None
 
 
 def document_mask(cu_seq_lens: Tensor, B: int, S: int) -> Tensor:

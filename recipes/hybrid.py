@@ -55,6 +55,7 @@ class HybridTask(PretrainTask):
         "model": HybridConfig,
         "data": TextConfig,
     }
+    axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})
 
     def __init__(
         self, *, task: HybridTaskConfig, model: Any, data: SequencesConfig, seed: int
@@ -102,7 +103,7 @@ class HybridTask(PretrainTask):
 
     def rows(self, batch: Batch) -> Rows:
         """What the model is told about its rows: here they are whole documents."""
-        return whole(Documents(tuple(batch["lengths"]), batch["cu_seqlens"]))
+        return whole(Documents(tuple(batch["lengths"]), batch["cu_seq_lens"]))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the batch's labels, in nats, and this rank's part of the balance."""
@@ -127,7 +128,7 @@ class HybridTask(PretrainTask):
         """Summed loss and its count, with several sources those of each, too; and visits to experts."""
         out: Output = model(batch["tokens_T"], self.rows(batch))
         labels_T, sources_T = batch["labels_T"], batch["sources_T"]
-        nats_T = next_token_losses(out.logits_TV[:, None], labels_T[:, None])
+        nats_T = next_token_losses(out.logits_TV[:, None], labels_T[:, None]).flatten()
         sums: dict[str, Tensor | float] = {
             "nats": nats_T.sum(), "labels": float(batch["count"]), "visits": out.visits_LE,
         }  # fmt: skip

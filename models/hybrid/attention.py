@@ -15,11 +15,12 @@ heads can be spread over ranks: no head looks at another one's scores.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.attention import flash_attention
+from models.attention import _varlen_keywords
 from models.hybrid.blocks import attend_blocks, block_mask, chosen_blocks
 from models.hybrid.documents import Documents
 from models.hybrid.shape import BLOCK_TOPK, FULL, SLIDING_WINDOW, Shape
@@ -60,9 +61,7 @@ def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, ru
 
     On a GPU in half precision flash and flex kernels; elsewhere, and in any type, `attend_reference`.
     """
-    if (
-        not q_THD.numel()
-    ):  # of no rows or no heads; everything stays connected, for the backward pass
+    if not q_THD.numel():  # no rows, or no heads: connected all the same, for the backward pass
         return q_THD + k_TKD.sum() + v_TKD.sum()
     if q_THD.device.type == "meta":
         return _attend_meta(q_THD, k_TKD, v_TKD, rule)
@@ -71,10 +70,28 @@ def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, ru
     # a document no longer than what a row sees anyway is seen whole
     if rule.kind == BLOCK_TOPK and documents.longest > rule.block * rule.top_k:
         return attend_blocks(q_THD, k_TKD, v_TKD, documents, rule.block, rule.top_k, rule.scale)
-    window = rule.window if rule.kind == SLIDING_WINDOW else None
-    return flash_attention(
-        q_THD, k_TKD, v_TKD, documents.cu_seqlens, documents.longest, window=window, scale=rule.scale
-    )  # fmt: skip
+    return _flash(q_THD, k_TKD, v_TKD, documents, rule)
+
+
+def _flash(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, rule: Rule) -> Tensor:
+    """torch's kernel for packed documents: all that comes before, or a window of it."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    causal, has_gqa = _varlen_keywords()
+    keywords: dict[str, Any] = {**causal, "scale": rule.scale}
+    if rule.kind == SLIDING_WINDOW:
+        if "window_size" not in keywords:
+            raise ValueError("this torch has no sliding window: set model.sparse=block_topk")
+        keywords["window_size"] = (rule.window - 1, 0)
+    groups = q_THD.shape[1] // k_TKD.shape[1]
+    if groups > 1 and has_gqa:
+        keywords["enable_gqa"] = True
+    elif groups > 1:
+        k_TKD, v_TKD = (x.repeat_interleave(groups, dim=1) for x in (k_TKD, v_TKD))
+    bounds, longest = documents.cu_seq_lens, documents.longest
+    out_THD = varlen_attn(q_THD, k_TKD, v_TKD, bounds, bounds, longest, longest, **keywords)
+    assert isinstance(out_THD, Tensor)
+    return out_THD
 
 
 def attend_reference(

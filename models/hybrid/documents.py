@@ -30,7 +30,7 @@ class Documents:
 
     lengths: tuple[int, ...]
     """Rows of each document, on the host: kernels are told them, and nothing waits for the device."""
-    cu_seqlens: Tensor
+    cu_seq_lens: Tensor
     """(n + 1,) int32 on the device: where each begins, and T."""
 
     @classmethod
@@ -55,12 +55,12 @@ class Documents:
 
     def positions(self) -> Tensor:
         """(T,) int64: each row's place in its document."""
-        row_T = torch.arange(self.num_rows, device=self.cu_seqlens.device)
-        return row_T - self.cu_seqlens.long()[self._document_of(row_T)]
+        row_T = torch.arange(self.num_rows, device=self.cu_seq_lens.device)
+        return row_T - self.cu_seq_lens.long()[self._document_of(row_T)]
 
     def blocks(self, block: int) -> Blocks:
         """Cut each document into blocks of `block` rows, counted from its beginning."""
-        offsets = self.cu_seqlens.long()
+        offsets = self.cu_seq_lens.long()
         row_T = torch.arange(self.num_rows, device=offsets.device)
         block_N = torch.arange(self.num_blocks(block), device=offsets.device)
         ends_n = ((offsets.diff() + block - 1) // block).cumsum(0)
@@ -76,4 +76,4 @@ class Documents:
         )
 
     def _document_of(self, row: Tensor) -> Tensor:
-        return torch.searchsorted(self.cu_seqlens[1:].long(), row, right=True)
+        return torch.searchsorted(self.cu_seq_lens[1:].long(), row, right=True)

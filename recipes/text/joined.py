@@ -17,7 +17,7 @@ from recipes.text.packing import IGNORED, Sequence_S
 
 
 def join(sequences: Sequence[Sequence_S]) -> dict[str, Any]:
-    """`tokens_T`, `labels_T` and `sources_T` are int64; `cu_seqlens` is int32 and bounds the pieces.
+    """`tokens_T`, `labels_T` and `sources_T` are int64; `cu_seq_lens` is int32 and bounds the pieces.
 
     Plain numbers: `lengths` of the pieces, and `count` of labels.
     """
@@ -39,7 +39,7 @@ def join(sequences: Sequence[Sequence_S]) -> dict[str, Any]:
         "tokens_T": torch.from_numpy(tokens),
         "labels_T": torch.from_numpy(labels),
         "sources_T": torch.from_numpy(sources),
-        "cu_seqlens": torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32)),
+        "cu_seq_lens": torch.from_numpy(np.cumsum([0, *lengths]).astype(np.int32)),
         "lengths": tuple(lengths),
         "count": int((labels != IGNORED).sum()),
     }

@@ -69,7 +69,7 @@ def test_joined_sequences_are_the_padded_ones_without_padding(packing, tmp_path)
     assert joined["lengths"] == tuple(kept)
     assert torch.equal(joined["tokens_T"], padded["tokens_BS"].flatten()[there])
     assert torch.equal(joined["labels_T"], padded["labels_BS"].flatten()[there])
-    documents = Documents(joined["lengths"], joined["cu_seqlens"])
+    documents = Documents(joined["lengths"], joined["cu_seq_lens"])
     assert torch.equal(documents.positions(), padded["positions_BS"].flatten()[there])
     assert joined["count"] == padded["count"] == (joined["labels_T"] != IGNORED).sum()
 
@@ -141,22 +141,22 @@ def test_what_cannot_be_is_refused_before_any_rank_starts(model, words):
 def batch_of(lengths, seed):
     """Random documents, each with a label for all rows but its last."""
     tokens, documents = packed(lengths, 257, seed)
-    ends = documents.cu_seqlens[1:].long()[torch.tensor(lengths, dtype=torch.long) > 0] - 1
+    ends = documents.cu_seq_lens[1:].long()[torch.tensor(lengths, dtype=torch.long) > 0] - 1
     labels = tokens.roll(-1).index_fill(0, ends, IGNORED)
     return {
         "tokens_T": tokens, "labels_T": labels, "lengths": tuple(lengths),
-        "cu_seqlens": documents.cu_seqlens, "count": int((labels != IGNORED).sum()),
+        "cu_seq_lens": documents.cu_seq_lens, "count": int((labels != IGNORED).sum()),
     }  # fmt: skip
 
 
 def part_of(batch, first, last):
     """Documents `first` to `last` of a batch."""
     lengths = batch["lengths"][first:last]
-    begin, end = (int(batch["cu_seqlens"][n]) for n in (first, last))
+    begin, end = (int(batch["cu_seq_lens"][n]) for n in (first, last))
     part = {name: batch[name][begin:end] for name in ("tokens_T", "labels_T")}
     count = int((part["labels_T"] != IGNORED).sum())
-    cu_seqlens = Documents.of(lengths).cu_seqlens
-    return {**part, "lengths": lengths, "cu_seqlens": cu_seqlens, "count": count}
+    cu_seq_lens = Documents.of(lengths).cu_seq_lens
+    return {**part, "lengths": lengths, "cu_seq_lens": cu_seq_lens, "count": count}
 
 
 def train(splits, checkpointing, steps=4):
