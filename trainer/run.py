@@ -201,6 +201,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         guard=Guard(config.trainer.nonfinite_limit),
         watch=Watch(config, invocation, plan, run_dir, device, chosen),
     )
+    job.saver.prepare(model, job.optimizer, device)
     try:
         checkpoint = find(config.trainer.resume, job.saver.checkpoints)
         if checkpoint is not None:
