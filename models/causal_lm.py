@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from configs.values import at_least, one_of
 from models import attention
+from models.precision import at_least_fp32
 from models.sharing import check_shareable
 
 ATTENTION = ("auto", "packed", "sdpa", "eager")
@@ -280,18 +281,18 @@ def attention_width(model: nn.Module) -> int:
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in fp32, summed over the labels that are not -100.
+    """Cross-entropy in fp32 (fp64 of fp64), summed over the labels that are not -100.
 
     `logits` is (..., V), `labels` (...). All labels ignored gives 0, with a gradient of 0.
     """
     return nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="sum"
+        at_least_fp32(logits.flatten(0, -2)), labels.flatten(), ignore_index=-100, reduction="sum"
     )
 
 
 def next_token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """`next_token_loss` of each label: `logits` is (B, S, V), `labels` and the result (B, S)."""
     losses = nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="none"
+        at_least_fp32(logits.flatten(0, -2)), labels.flatten(), ignore_index=-100, reduction="none"
     )
     return losses.view(labels.shape)

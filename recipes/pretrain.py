@@ -45,6 +45,15 @@ class PretrainConfig:
     name: str = "pretrain"
 
 
+def check_vocabulary(vocab_size: int, ids: int) -> None:
+    """Raise `ValueError` if the embedding has fewer rows than the tokenizer has ids."""
+    if vocab_size < ids:
+        raise ValueError(
+            f"model.vocab_size={vocab_size} is smaller than the tokenizer's {ids} ids: set "
+            f"model.vocab_size={ids} or more"
+        )
+
+
 class PretrainTask:
     """The trainer's first task; see `recipes.task.Task` for what each method promises."""
 
@@ -77,12 +86,7 @@ class PretrainTask:
     def hf_config(self) -> Any:
         """The transformers configuration of the model; its vocabulary holds the tokenizer's."""
         config = transformers_config(self.model_config, self.tokenizer.size)
-        vocab_size = config.get_text_config().vocab_size
-        if vocab_size < self.tokenizer.size:
-            raise ValueError(
-                f"model.vocab_size={vocab_size} is smaller than the tokenizer's {self.tokenizer.size} "
-                f"ids: set model.vocab_size={self.tokenizer.size} or more"
-            )
+        check_vocabulary(config.get_text_config().vocab_size, self.tokenizer.size)
         return config
 
     def encoder(self, source: SourceConfig) -> Encoder:
