@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tide.scale.page import scale_part
 from benchmarks.tide.tables import losses_apart, table, times
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -237,7 +238,8 @@ def page() -> str:
     gpus = "".join(gpu_part(r) for r in results if r["name"] == "tide-gpu")
     alone = "".join(alone_part(r) for r in results if r["name"] == "tide.alone")
     before = f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{RUNS}{runs}\n"
-    return f"{before}{GPU}{gpus}{FALLS_SHORT}{ALONE}{alone}{TIDE}{tide}"
+    scale = "".join(scale_part(r) for r in results if r["name"] == "tide.scale")
+    return f"{before}{GPU}{gpus}{FALLS_SHORT}{ALONE}{alone}{scale}{TIDE}{tide}"
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ def main() -> None:
         save(passes(), "tide-passes")
         save(models(), "tide-models")
         save(alone(), "tide-alone")
+        save(scale(), "tide-scale")
 
 
 def passes() -> Any:
@@ -65,6 +66,30 @@ def passes() -> Any:
     axes.set_ylabel("forward and backward, torch = 1")
     axes.set_title("70B shape, 4 layers, 2 x H200: medians, 10 % to 90 %", loc="left", fontsize=9)
     axes.legend(ncols=3, frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.1))
+    return figure
+
+
+def scale() -> Any:
+    """Predicted over measured passes, a point for each model, number of tokens and kind."""
+    rows = json.loads((RESULTS / "tide-scale.json").read_text())["rows"]
+    rows = [row for row in rows if row["what"] == "measured"]
+    names = list(dict.fromkeys(f"{row['model']}, {row['tokens'] // 1024}K" for row in rows))
+    colors = {
+        "stock": COLORS["stock"], "symmetric": COLORS["stock, symmetric memory"],
+        "tide": COLORS["tide"],
+    }  # fmt: skip
+    figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    for kind, color in colors.items():
+        mine = [row for row in rows if row["kind"] == kind]
+        places = [names.index(f"{row['model']}, {row['tokens'] // 1024}K") for row in mine]
+        errors = [100 * row["error"] for row in mine]
+        axes.plot(errors, places, "o", color=color, label=kind)
+    axes.axvspan(-8, 8, color="0.5", alpha=0.12, lw=0)
+    axes.axvline(0, color="0.5", lw=0.8)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set_xlabel("predicted passes over measured ones, %; the band is 8 %")
+    axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.4, 1.12))
     return figure
 
 

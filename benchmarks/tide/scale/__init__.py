@@ -1,0 +1,1 @@
+"""A model of one training step, from measured rates, for more GPUs than were measured."""
