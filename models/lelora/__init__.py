@@ -15,5 +15,7 @@ model and policy in turn. What the abstract leaves open is our own design: `docs
     actions    what the policy may do to a matrix, and with which probability
     features   what the policy sees of a matrix
     policy     the network, and where it starts
-    learner    REINFORCE and PPO, with a state of fixed size
+    learner    REINFORCE, PPO and branching GRPO, with a state of fixed size
+    peft_folder  what was learnt, as an ordinary LoRA folder
+    verify     whether such a folder does anything once it is loaded
 """
