@@ -43,7 +43,7 @@ class Experience:
 class Learnt:
     """Figures of an update."""
 
-    loss: float
+    policy_loss: float
     entropy: float
     """Of an action, mean over matrices, in nats."""
     value: float

@@ -171,13 +171,13 @@ class Meter:
 
 
 def reliability(first_M: Tensor, second_M: Tensor) -> float:
-    """Of the sum of two measurements, from how well they agree; 0 where nothing varies."""
+    """Of the sum of two measurements, from their correlation r: 2 r / (1 + r), or r below 0."""
     a, b = first_M - first_M.mean(), second_M - second_M.mean()
     scale = float(a.norm() * b.norm())
     if not scale > 0:
         return 0.0
     r = float((a * b).sum()) / scale
-    return 2 * r / (1 + r) if r > -1 else -1.0
+    return 2 * r / (1 + r) if r > 0 else r
 
 
 class _evaluating:  # noqa: N801
