@@ -14,8 +14,9 @@ from models.lelora.inject import Target, find_targets, inject, is_linear
 from models.lelora.peft_folder import merge, write_adapter
 from models.stored_weights import Fetch, Stored
 from parallel.weights import load_safetensors, materialize
+from recipes.lelora import baselines
 from recipes.lelora.candidates import Lessons
-from recipes.lelora.config import OWN, LeloraConfig
+from recipes.lelora.config import OWN, PEFT, STATIC, LeloraConfig
 from recipes.lelora.meta import Part, meta_batches, set_apart
 from recipes.lelora.steering import LeloraSteering
 from recipes.task import Samples, Task, Training
@@ -34,8 +35,13 @@ class Adapted:
 
     @property
     def has_adapters(self) -> bool:
-        """Not everything trains, and not the head alone."""
-        return self.config.method in OWN
+        """There are adapters of ours."""
+        return self.config.method in (*OWN, *STATIC)
+
+    @property
+    def is_peft(self) -> bool:
+        """There are layers of peft's."""
+        return self.config.method in PEFT
 
     def adapt(self, model: nn.Module, heads: Sequence[str] = ()) -> nn.Module:
         """Freeze the base model and put the adapters in. Raises `ValueError`."""
@@ -47,14 +53,16 @@ class Adapted:
                 "lelora.method=head trains what is new in the model, and here is nothing: set "
                 "lelora.method"
             )
-        if self.has_adapters:
+        model.requires_grad_(False)
+        if self.has_adapters or self.is_peft:
             self.linear = [name for name, module in model.named_modules() if is_linear(module)]
             self.targets = find_targets(model, config.targets, config.exclude)
-            rows = max(config.widths)
+        if self.has_adapters:
+            rows = max(config.widths) if config.method in ("lelora", "random") else config.rank
             with torch.device("meta"):
                 inject(model, self.targets, config.param, rows, config.fold_rank)
-        else:
-            model.requires_grad_(False)
+        elif self.is_peft:
+            baselines.inject_baseline(model, self.targets, config)
         for name in heads:
             model.get_submodule(name).requires_grad_(True)
         return model
@@ -67,7 +75,15 @@ class Adapted:
             otherwise(module)
 
     def locate(self, model: nn.Module, found: Mapping[str, Stored]) -> dict[str, Stored]:
-        """What a folder of the base model has, and first values for what it lacks."""
+        """What a folder of the base model has, and first values for what it lacks.
+
+        `found` is about the base model, whose tensors peft calls by other names.
+        """
+        if self.is_peft:
+            renamed = baselines.stored_names(self.targets)
+            located = {renamed.get(name, name): stored for name, stored in found.items()}
+            added = {n: t for n, t in model.state_dict().items() if ".lora_" in n}
+            return located | {n: constant(torch.zeros(t.shape)) for n, t in added.items()}
         located = dict(found)
         for target in self.targets:
             adapter = model.get_submodule(target.adapter)
@@ -94,7 +110,9 @@ class Adapted:
         return self.config.method == "lelora"
 
     def steer(self, task: Task, training: Training) -> LeloraSteering | None:
-        """What happens between steps, if anything does."""
+        """What happens between steps, if anything does; peft's layers get their first weights."""
+        if self.is_peft:
+            baselines.fill(training.model, self.targets, self.config, self.seed)
         if not self.has_adapters:
             return None
         size, train = training.micro_batch_size, task.train_samples()
@@ -121,14 +139,15 @@ class Adapted:
     def describe(self) -> dict[str, str]:
         """Method and adapters, for the header."""
         config = self.config
+        if self.is_peft:
+            what = f"peft's, rank {config.rank}, alpha {baselines.alpha(config):g}"
+            return {"method": f"{config.method}: {what}, {len(self.targets)} matrices"}
         if not self.has_adapters:
             what = "everything trains" if config.method == "full" else "only the classifier trains"
             return {"method": f"{config.method}: {what}"}
-        words = (
-            f"{config.method}: {config.param}, rank {config.rank} of {max(config.widths)}, window "
-            f"{config.window}"
-        )
-        if config.method != "frozen":
+        words = f"{config.method}: {config.param}, rank {config.rank}, window {config.window}"
+        if config.method in ("lelora", "random"):
+            words += f", widths {config.widths}"
             words += f"; {', '.join(config.actions)} decided every {config.period} steps"
         if config.method == "lelora":
             words += f" by {config.policy.net}, {config.policy.algo}, {config.credit} credit"
@@ -161,18 +180,36 @@ class Adapted:
 
     def writes_adapter(self, options: Namespace) -> bool:
         """Whether the adapter is to be written; sets the type of what is not given."""
-        adapter = self.has_adapters and not options.merge
+        adapter = (self.has_adapters or self.is_peft) and not options.merge
         if options.dtype is None:
             options.dtype = "float32" if adapter else "bfloat16"
         return adapter
 
     def _update(self, read: Read) -> Callable[[Target], tuple[Tensor, Tensor]]:
+        if self.is_peft:
+            return self._peft_update(read)
+
         def update(target: Target) -> tuple[Tensor, Tensor]:
             with torch.device("meta"):  # for its names
                 like = Adapter(self.config.param, target.shape.outputs, target.shape.inputs, 1, 1)
             names = {name: f"{target.adapter}.{name}" for name in like.state_dict()}
             found = read(list(names.values()))
             return factors(self.config.param, {own: found[name] for own, name in names.items()})
+
+        return update
+
+    def _peft_update(self, read: Read) -> Callable[[Target], tuple[Tensor, Tensor]]:
+        if self.config.method not in baselines.EXPORTED:
+            raise ValueError(
+                f"lelora.method={self.config.method} is here to be compared with: only lelora and its "
+                f"ablations, {', '.join(baselines.EXPORTED)}, milora, loraxs, full and head are exported"
+            )
+
+        def update(target: Target) -> tuple[Tensor, Tensor]:
+            names = [f"{target.name}.lora_{letter}.default.weight" for letter in "AB"]
+            found = read(names)
+            scale = baselines.scaling(self.config)
+            return scale * found[names[1]].double(), found[names[0]].double()
 
         return update
 

@@ -155,7 +155,8 @@ class LeloraClassifyTask:
 
     def locate_weights(self, model: nn.Module, stored: Iterable[str]) -> dict[str, Stored]:
         """By transformers' own rules. A classifier that the folder lacks begins as it would anyway."""
-        return self.adapted.locate(model, self._locate_base(model, stored))
+        base = build_encoder(self.hf_config) if self.adapted.is_peft else model
+        return self.adapted.locate(model, self._locate_base(base, stored))
 
     def _locate_base(self, model: nn.Module, stored: Iterable[str]) -> dict[str, Stored]:
         found = locate(model, self._storage_rules, stored)

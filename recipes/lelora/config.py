@@ -9,7 +9,9 @@ from models.lelora.policy import HEADS, NETS
 from models.lelora.windows import WINDOWS
 
 OWN = ("lelora", "frozen", "random")
-METHODS = (*OWN, "full", "head")
+PEFT = ("lora", "rslora", "dora", "pissa", "mica", "olora")
+STATIC = ("milora", "loraxs")
+METHODS = (*OWN, *PEFT, *STATIC, "full", "head")
 ACTIONS = ("rank", "scale", "window")
 CREDITS = ("simpson", "path")
 
@@ -71,7 +73,8 @@ class LeloraConfig:
 
     method: str = "lelora"
     """lelora; its ablations frozen (the policy's start, for good) and random (the same choices by
-    chance, at the same budget); full (everything trains) or head (what is new alone)."""
+    chance, at the same budget); lora, rslora, dora, pissa, mica, olora (peft's); milora, loraxs (our
+    adapters in their window, for good); full (everything trains) or head (what is new alone)."""
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
     """Linear layers that get adapters: names, ends of names (q_proj), globs, or all-linear."""
     exclude: list[str] = field(default_factory=list)
@@ -81,6 +84,8 @@ class LeloraConfig:
     left, core, or sigma."""
     rank: int = 8
     """Rows that each matrix trains at the start; they decide the budget, too."""
+    alpha: float | None = None
+    """LoRA's alpha, for peft's methods; null: twice lelora.rank."""
     budget: int | None = None
     """Trainable parameters of all adapters, never exceeded; null: lelora.rank for every matrix."""
     window: str = "random"
@@ -132,6 +137,10 @@ class LeloraConfig:
 
     def __post_init__(self) -> None:
         one_of("lelora.method", self.method, METHODS)
+        if self.method == "milora":
+            self.param, self.window = "svd_ab", "minor"
+        if self.method == "loraxs":
+            self.param, self.window = "core", "principal"
         one_of("lelora.param", self.param, KINDS)
         one_of("lelora.window", self.window, WINDOWS)
         one_of("lelora.credit", self.credit, CREDITS)
@@ -170,7 +179,7 @@ class LeloraConfig:
             )
         if 1.0 not in self.scales:
             raise ValueError(f"lelora.scales={self.scales} lacks 1.0: add it to lelora.scales")
-        if self.method in OWN and not 0 < self.meta_share < 1:
+        if self.method == "lelora" and not 0 < self.meta_share < 1:
             raise ValueError(
                 f"lelora.meta_share={self.meta_share}: set lelora.meta_share between 0 and 1"
             )

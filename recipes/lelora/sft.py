@@ -51,7 +51,8 @@ class LeloraSFTTask(SFTTask):
 
     def locate_weights(self, model: nn.Module, stored: Iterable[str]) -> dict[str, Stored]:
         """By transformers' own rules; adapters are not in the folder."""
-        return self.adapted.locate(model, super().locate_weights(model, stored))
+        base = super().build_model() if self.adapted.is_peft else model
+        return self.adapted.locate(model, super().locate_weights(base, stored))
 
     def train_samples(self) -> Samples:  # type: ignore[override]
         """As for sft, without those that judge decisions."""

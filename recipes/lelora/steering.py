@@ -112,7 +112,7 @@ class LeloraSteering:
     def _decides(self, step: int) -> bool:
         """Whether a period ends here: until `until`, and once more to judge the last decision."""
         config = self.config
-        if config.method == "frozen" or step < config.first:
+        if config.method not in ("lelora", "random") or step < config.first:
             return False
         last = config.until * self.training.steps
         return (step - config.first) % config.period == 0 and step <= last + config.period

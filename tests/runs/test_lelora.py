@@ -72,6 +72,30 @@ def test_sft_is_resumed_bit_for_bit_and_leaves_as_a_lora(tmp_path, monkeypatch, 
     assert "its adapters belong to another base model" in output
 
 
+def test_pefts_lora_is_resumed_and_leaves(tmp_path, monkeypatch, capsys):
+    conversations(tmp_path)
+    llama(vocab=300).save_pretrained(tmp_path / "base")
+    common = [
+        "+recipe=lelora_sft", "model=folder", "model.path=base", "data=chat", "data.files=[chat.jsonl]",
+        "data.cache_dir=cache", "data.sequence_length=32", "data.holdout=0.0", *LELORA,
+        "lelora.targets=[q_proj,up_proj]",
+    ]  # fmt: skip
+    for method, steps in (("lora", "checkpoint.every=3"), ("pissa", "checkpoint.every=3")):
+        code, output = train(*common, f"lelora.method={method}", "trainer.steps=5", steps,
+                             f"run.dir={method}", "checkpoint.keep=9", cwd=tmp_path)  # fmt: skip
+        assert code == 0, output
+    code, output = train(*common, "lelora.method=pissa", "trainer.steps=5", "run.dir=again",
+                         f"trainer.resume={tmp_path}/pissa/checkpoints/step-00000003", cwd=tmp_path)  # fmt: skip
+    assert code == 0, output
+    ours, theirs = weights(tmp_path / "pissa", 5)[0], weights(tmp_path / "again", 5)[0]
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+    monkeypatch.chdir(tmp_path)
+    assert export(["lora", "adapter"]) == DONE
+    assert "logits change by up to" in verify(tmp_path / "base", tmp_path / "adapter")
+    assert export(["pissa", "other"]) == CONFIG
+    assert "lelora.method=pissa is here to be compared with" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("method", ["lelora", "full", "head"])
 def test_texts_are_classified_by_every_method(tmp_path, monkeypatch, capsys, method):
     write_texts(tmp_path)

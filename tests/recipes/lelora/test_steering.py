@@ -54,8 +54,8 @@ def test_one_and_two_ranks_decide_the_same(tmp_path, way):
 def test_every_way_decides_within_the_budget(tmp_path, way):
     write_texts(tmp_path)
     rows, _, budget = run_ranks(1, rows_and_weights, str(tmp_path), WAYS[way])[0]
-    decided = [row for row in rows if "held" in row]
-    assert [row["step"] for row in decided] == [5, 10, 15, 20]
+    decided = [row["step"] for row in rows if "held" in row or row["went_back"]]
+    assert decided[:4] == [5, 10, 15, 20]
     assert all(row["cost"] <= budget for row in rows)
     assert len({tuple(row["scales"]) for row in rows}) > 1, "something was decided"
     assert len({tuple(row["widths"]) for row in rows}) > 1

@@ -1,6 +1,7 @@
 """A tiny encoder, texts whose label is a letter in them, and steering, on the ranks of a test."""
 
 import random
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ from models.encoder import EncoderConfig
 from parallel.fsdp import parallelize, set_last_micro_batch
 from parallel.mesh import ParallelConfig, build_mesh
 from parallel.norm import clip, global_norm
-from parallel.weights import materialize
+from parallel.weights import load_safetensors, materialize
 from recipes.lelora.classify import LeloraClassifyTask
 from recipes.lelora.config import LeloraConfig, PolicyConfig
 from recipes.lelora.labelled import LabelledConfig
@@ -53,6 +54,16 @@ def make_task(folder, policy=None, model=None, **lelora):
     )  # fmt: skip
 
 
+def write_base(folder):
+    """An encoder without a classifier, as people have it."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(5)
+    config = BertConfig(vocab_size=259, num_hidden_layers=2, hidden_size=16, intermediate_size=24,
+                        num_attention_heads=2, max_position_embeddings=32, initializer_range=0.2)  # fmt: skip
+    BertModel(config).save_pretrained(Path(folder) / "base")
+
+
 class Run:
     """What `trainer.run` joins, with a loop that does the same."""
 
@@ -65,6 +76,10 @@ class Run:
         self.model = self.task.build_model()
         parallelize(self.model, build_mesh({"shard": ranks}, "cpu"), ParallelConfig())
         materialize(self.model, torch.device("cpu"), self.task.init_weights, 0)
+        if folder_of_base := self.task.weights_folder():
+            load_safetensors(
+                self.model, folder_of_base, partial(self.task.locate_weights, self.model)
+            )
         self.optimizer = build_optimizer(
             self.model.parameters(), OptimConfig(lr=lr, weight_decay=0.0, betas=[0.9, 0.99])
         )
