@@ -15,11 +15,16 @@ from models.lelora.peft_folder import merge, write_adapter
 from models.stored_weights import Fetch, Stored
 from parallel.weights import load_safetensors, materialize
 from recipes.lelora import baselines
+from recipes.lelora.activations import give_directions, input_products
+from recipes.lelora.adalora import AdaLora
 from recipes.lelora.candidates import Lessons
 from recipes.lelora.config import OWN, PEFT, STATIC, LeloraConfig
 from recipes.lelora.meta import Part, meta_batches, set_apart
 from recipes.lelora.steering import LeloraSteering
-from recipes.task import Samples, Task, Training
+from recipes.task import Samples, Steering, Task, Training
+
+EVA_BATCHES = 8
+"""Micro-batches of each rank whose activations EVA looks at."""
 
 
 class Adapted:
@@ -82,7 +87,9 @@ class Adapted:
         if self.is_peft:
             renamed = baselines.stored_names(self.targets)
             located = {renamed.get(name, name): stored for name, stored in found.items()}
-            added = {n: t for n, t in model.state_dict().items() if ".lora_" in n}
+            added = {
+                n: t for n, t in model.state_dict().items() if ".lora_" in n or ".ranknum." in n
+            }
             return located | {n: constant(torch.zeros(t.shape)) for n, t in added.items()}
         located = dict(found)
         for target in self.targets:
@@ -109,18 +116,36 @@ class Adapted:
     def _judges(self) -> bool:
         return self.config.method == "lelora"
 
-    def steer(self, task: Task, training: Training) -> LeloraSteering | None:
+    def _steer_peft(self, training: Training, lessons: Lessons) -> Steering | None:
+        """First weights of peft's layers, and AdaLoRA's allocator."""
+        model, config = training.model, self.config
+        baselines.fill(model, self.targets, config, self.seed)
+        if config.method == "adalora":
+            return AdaLora(config, training, self.targets)
+        if config.method == "eva":
+            batches = [
+                {n: t.to(training.device) if isinstance(t, Tensor) else t for n, t in batch.items()}
+                for batch in map(lessons.practice, range(EVA_BATCHES))
+            ]
+            products = input_products(
+                model, self.targets, lambda b: lessons.loss(model, b), batches
+            )
+            give_directions(model, self.targets, products, config.rank)
+        return None
+
+    def steer(self, task: Task, training: Training) -> Steering | None:
         """What happens between steps, if anything does; peft's layers get their first weights."""
-        if self.is_peft:
-            baselines.fill(training.model, self.targets, self.config, self.seed)
-        if not self.has_adapters:
-            return None
         size, train = training.micro_batch_size, task.train_samples()
 
         def practice(number: int) -> Any:
             first = (number * training.ranks + training.rank) * size
             return task.collate([train[(first + n) % len(train)] for n in range(size)])
 
+        lessons = Lessons(task.loss, task.count, practice)
+        if self.is_peft:
+            return self._steer_peft(training, lessons)
+        if not self.has_adapters:
+            return None
         meta = None
         if self._judges:
             assert self._parts is not None, "train_samples comes first"
@@ -128,7 +153,6 @@ class Adapted:
                 self._parts[1], self.config.meta_samples, task.collate, task.count,
                 rank=training.rank, ranks=training.ranks, size=size,
             )  # fmt: skip
-        lessons = Lessons(task.loss, task.count, practice)
         self.steering = LeloraSteering(self.config, training, self.targets, lessons, meta)
         return self.steering
 

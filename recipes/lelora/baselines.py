@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from collectives.host import broadcast
 from models.lelora.inject import Target
+from recipes.lelora.adalora import adalora_settings
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.shards import gathered, put
 
@@ -26,16 +27,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pissa": {"init_lora_weights": "pissa"},
     "mica": {"init_lora_weights": "mica"},
     "olora": {"init_lora_weights": "olora"},
+    "eva": {},  # and then `recipes.lelora.activations`
 }
 """What makes a method of peft's LoRA."""
-EXPORTED = ("lora", "rslora")
+EXPORTED = ("lora", "rslora", "eva")
 """Those whose update is a product of what trains, and nothing else."""
+
+UNKNOWN_STEPS = 1000
+"""Layers do not depend on how long a run is."""
 
 
 def settings(config: LeloraConfig, names: Sequence[str]) -> Any:
     """peft's configuration for layers of these names. Raises `ValueError` if peft is missing."""
     try:
         from peft import LoraConfig
+
+        if config.method == "adalora":
+            return adalora_settings(config, names, UNKNOWN_STEPS)
     except ImportError as error:
         raise ValueError(
             f"lelora.method={config.method} needs the package peft: pip install 'springtide[lelora]'"
@@ -66,6 +74,9 @@ def inject_baseline(model: nn.Module, targets: Sequence[Target], config: LeloraC
     model.requires_grad_(False)
     names = [target.name for target in targets]
     inject_adapter_in_model(settings(config, names), model, low_cpu_mem_usage=True)
+    for name, parameter in model.named_parameters():
+        if ".ranknum." in name:  # a number that AdaLoRA keeps as a parameter
+            parameter.requires_grad_(False)
 
 
 @torch.no_grad()

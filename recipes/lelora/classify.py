@@ -20,8 +20,7 @@ from models.stored_weights import Stored, locate, storage_rules
 from recipes.lelora.adapted import Adapted, constant
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.labelled import Labelled, LabelledConfig, read_labelled
-from recipes.lelora.steering import LeloraSteering
-from recipes.task import Batch, DataError, Samples, Training
+from recipes.task import Batch, DataError, Samples, Steering, Training
 
 FIRST_ID = 3
 """Byte values begin here: 0 is padding, 1 begins a text, 2 ends it."""
@@ -238,7 +237,7 @@ class LeloraClassifyTask:
             "macro_f1": float(f1_L[both_L > 0].mean()) if (both_L > 0).any() else 0.0,
         }
 
-    def steering(self, training: Training) -> LeloraSteering | None:
+    def steering(self, training: Training) -> Steering | None:
         """See `recipes.task.Steers`."""
         return self.adapted.steer(self, training)
 

@@ -9,7 +9,7 @@ from models.lelora.policy import HEADS, NETS
 from models.lelora.windows import WINDOWS
 
 OWN = ("lelora", "frozen", "random")
-PEFT = ("lora", "rslora", "dora", "pissa", "mica", "olora")
+PEFT = ("lora", "rslora", "dora", "pissa", "mica", "olora", "eva", "adalora")
 STATIC = ("milora", "loraxs")
 METHODS = (*OWN, *PEFT, *STATIC, "full", "head")
 ACTIONS = ("rank", "scale", "window")
@@ -73,7 +73,8 @@ class LeloraConfig:
 
     method: str = "lelora"
     """lelora; its ablations frozen (the policy's start, for good) and random (the same choices by
-    chance, at the same budget); lora, rslora, dora, pissa, mica, olora (peft's); milora, loraxs (our
+    chance, at the same budget); lora, rslora, dora, pissa, mica, olora, eva, adalora (peft's);
+    milora, loraxs (our
     adapters in their window, for good); full (everything trains) or head (what is new alone)."""
     targets: list[str] = field(default_factory=lambda: ["all-linear"])
     """Linear layers that get adapters: names, ends of names (q_proj), globs, or all-linear."""

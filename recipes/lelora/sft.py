@@ -13,9 +13,8 @@ from models.hf_folder import Read
 from models.stored_weights import Stored
 from recipes.lelora.adapted import Adapted
 from recipes.lelora.config import LeloraConfig
-from recipes.lelora.steering import LeloraSteering
 from recipes.sft import ChatConfig, SFTTask
-from recipes.task import Batch, Samples, Training
+from recipes.task import Batch, Samples, Steering, Training
 
 
 @dataclass(kw_only=True)
@@ -58,7 +57,7 @@ class LeloraSFTTask(SFTTask):
         """As for sft, without those that judge decisions."""
         return self.adapted.split(super().train_samples())
 
-    def steering(self, training: Training) -> LeloraSteering | None:
+    def steering(self, training: Training) -> Steering | None:
         """See `recipes.task.Steers`."""
         return self.adapted.steer(self, training)
 
