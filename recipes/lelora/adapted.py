@@ -12,6 +12,7 @@ from models.hf_folder import Read, add_weight_arguments
 from models.lelora.adapter import Adapter, factors
 from models.lelora.inject import Target, find_targets, inject, is_linear
 from models.lelora.peft_folder import merge, write_adapter
+from models.lelora.spectrum import svd_flops, svd_nbytes
 from models.stored_weights import Fetch, Stored
 from parallel.weights import load_safetensors, materialize
 from recipes.lelora import baselines
@@ -175,7 +176,14 @@ class Adapted:
             words += f"; {', '.join(config.actions)} decided every {config.period} steps"
         if config.method == "lelora":
             words += f" by {config.policy.net}, {config.policy.algo}, {config.credit} credit"
+        shapes = [(t.shape.outputs, t.shape.inputs) for t in self.targets]
         found = {"method": words}
+        if shapes:
+            work = sum(map(svd_flops, shapes))
+            found["spectra"] = (
+                f"exact, once for a base model: {len(shapes)} matrices, {work:.1e} operations over all "
+                f"ranks, up to {max(map(svd_nbytes, shapes)) / 2**30:.2f} GiB at a time"
+            )
         if self.steering is not None:
             found["adapters"] = self.steering.words()
         return found

@@ -81,6 +81,57 @@ def AutoPlain(base):  # noqa: N802
     return logits
 
 
+def llava():
+    from transformers import (
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+    )
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "initializer_range": 0.2}  # fmt: skip
+    seeing = CLIPVisionConfig(image_size=8, patch_size=4, projection_dim=16, **sizes)
+    saying = LlamaConfig(vocab_size=40, num_key_value_heads=1, max_position_embeddings=64, **sizes)
+    return LlavaForConditionalGeneration(
+        LlavaConfig(
+            vision_config=seeing, text_config=saying, image_token_index=39, vision_feature_layer=-1
+        )
+    )
+
+
+def test_a_model_that_sees_is_adapted_in_both_towers(tmp_path):
+    from peft import PeftModel
+    from transformers import LlavaForConditionalGeneration
+
+    base, ids = tmp_path / "base", torch.tensor([[1, *[39] * 4, 5, 6, 7]])
+    pixels = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    model = llava()
+    model.save_pretrained(base)
+    adapted = Adapted(model, "dir_ab", lr=5e-2)
+    assert {t.name.split(".")[1] for t in adapted.targets} == {
+        "vision_tower", "multi_modal_projector", "language_model"
+    }  # fmt: skip
+    for components in ([0, 1], [1, 4]):
+        adapted.switch_all(components)
+        for _ in range(3):
+            adapted.optimizer.zero_grad()
+            model(input_ids=ids, pixel_values=pixels, labels=ids).loss.backward()
+            adapted.optimizer.step()
+    with torch.no_grad():
+        expected = model(input_ids=ids, pixel_values=pixels).logits
+        adapted.switch_all([3])
+        switched = model(input_ids=ids, pixel_values=pixels).logits
+    assert (switched - expected).abs().max() < 1e-5
+    written(adapted, tmp_path / "adapter", base)
+    untouched = LlavaForConditionalGeneration.from_pretrained(base)
+    loaded = PeftModel.from_pretrained(untouched, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        given = loaded(input_ids=ids, pixel_values=pixels).logits
+    assert (given - expected).abs().max() < 1e-4
+
+
 def test_merged_weights_are_the_base_and_the_update(tmp_path):
     ids = tokens()
     adapted = trained(llama(), "svd_ab", ids, tmp_path / "base")

@@ -193,6 +193,34 @@ def test_adapters_of_another_base_are_refused_and_spectra_are_kept_by_base(tmp_p
     assert files == 2
 
 
+def in_bf16(folder):
+    """Logits before and after a switch, with layers that are cast and recomputed."""
+    parallel = {"param_dtype": "bfloat16", "activation_checkpointing": "block"}
+    run = Run(folder, parallel=parallel, period=100, lr=2e-2).advance(12)
+    batch = run.task.collate([run.train_samples[n] for n in range(8)])
+
+    def logits():
+        with torch.no_grad():
+            return run.task._logits(run.model, batch)
+
+    before, adapters = logits(), run.steering.adapters
+    setting = adapters.setting
+    done = adapters.apply(
+        type(setting)((1,) * len(setting.widths), setting.starts, (1.25,) * len(setting.widths)),
+        run.steering.brain.budget,
+    )
+    drift = float(adapters.drift().max())
+    return float((logits() - before).abs().max()), done["rows"], drift
+
+
+def test_a_switch_in_bf16_is_as_good_as_bf16(tmp_path):
+    write_texts(tmp_path)
+    difference, rows, drift = run_ranks(1, in_bf16, str(tmp_path))[0]
+    assert rows > 0
+    assert drift > 0.01, "what leaves has learnt something"
+    assert difference < 2e-2
+
+
 def trained_policy(folder):
     from models.lelora.policy import save_policy
 

@@ -67,14 +67,15 @@ def write_base(folder):
 class Run:
     """What `trainer.run` joins, with a loop that does the same."""
 
-    def __init__(self, folder, lr=1e-2, run_dir="run", steps=STEPS, **settings):
+    def __init__(self, folder, lr=1e-2, run_dir="run", steps=STEPS, parallel=None, **settings):
         ranks, self.rank = dist.get_world_size(), dist.get_rank()
         self.ranks, self.lr = ranks, lr
         self.task = make_task(folder, **settings)
         self.task.check()
         self.train_samples = self.task.train_samples()
         self.model = self.task.build_model()
-        parallelize(self.model, build_mesh({"shard": ranks}, "cpu"), ParallelConfig())
+        parallel = ParallelConfig(**(parallel or {}))
+        parallelize(self.model, build_mesh({"shard": ranks}, "cpu"), parallel)
         materialize(self.model, torch.device("cpu"), self.task.init_weights, 0)
         if folder_of_base := self.task.weights_folder():
             load_safetensors(
