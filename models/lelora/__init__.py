@@ -16,6 +16,7 @@ model and policy in turn. What the abstract leaves open is our own design: `docs
     features   what the policy sees of a matrix
     policy     the network, and where it starts
     learner    REINFORCE, PPO and branching GRPO, with a state of fixed size
+    population  many runs side by side as one batched model
     peft_folder  what was learnt, as an ordinary LoRA folder
     verify     whether such a folder does anything once it is loaded
 """

@@ -21,6 +21,7 @@ from recipes.lelora.adalora import AdaLora
 from recipes.lelora.candidates import Lessons
 from recipes.lelora.config import OWN, PEFT, STATIC, LeloraConfig
 from recipes.lelora.meta import Part, meta_batches, set_apart
+from recipes.lelora.population import School
 from recipes.lelora.steering import LeloraSteering
 from recipes.task import Samples, Steering, Task, Training
 
@@ -134,8 +135,18 @@ class Adapted:
             give_directions(model, self.targets, products, config.rank)
         return None
 
-    def steer(self, task: Task, training: Training) -> Steering | None:
-        """What happens between steps, if anything does; peft's layers get their first weights."""
+    def steer(
+        self, task: Task, training: Training, school: Callable[[Part], School] | None = None
+    ) -> Steering | None:
+        """What happens between steps, if anything does; peft's layers get their first weights.
+
+        `school` is what a population would learn on, judged by the meta samples.
+        """
+        if self.config.population and school is None:
+            raise ValueError(
+                f"lelora.population={self.config.population} needs task lelora_classify: set "
+                "lelora.population=0"
+            )
         size, train = training.micro_batch_size, task.train_samples()
 
         def practice(number: int) -> Any:
@@ -154,7 +165,10 @@ class Adapted:
                 self._parts[1], self.config.meta_samples, task.collate, task.count,
                 rank=training.rank, ranks=training.ranks, size=size,
             )  # fmt: skip
-        self.steering = LeloraSteering(self.config, training, self.targets, lessons, meta)
+        taught = None
+        if self.config.population and school is not None and self._parts is not None:
+            taught = school(self._parts[1])
+        self.steering = LeloraSteering(self.config, training, self.targets, lessons, meta, taught)
         return self.steering
 
     def panels(self) -> list[dict[str, Any]]:
@@ -267,6 +281,16 @@ class Adapted:
         )  # fmt: skip
         return f"LoRA, {done.words()}; check it with: python -m models.lelora.verify {base} OUT"
 
+    def whole_base(
+        self, task: Task, base: nn.Module, locate: Callable[[Any], Mapping[str, Any]]
+    ) -> nn.Module:
+        """The base model with its weights, on the CPU; `base` is the model without adapters, on meta."""
+        materialize(base, torch.device("cpu"), task.init_weights, self.seed)
+        folder = task.weights_folder()
+        if folder is not None:
+            load_safetensors(base, folder, locate)
+        return base
+
     def merged(
         self, task: Task, base: nn.Module, read: Read, locate: Callable[[Any], Mapping[str, Any]]
     ) -> Read:
@@ -274,11 +298,7 @@ class Adapted:
 
         Holds the base model in memory. Trained heads come from the checkpoint.
         """
-        materialize(base, torch.device("cpu"), task.init_weights, self.seed)
-        folder = task.weights_folder()
-        if folder is not None:
-            load_safetensors(base, folder, locate)
-        whole = base.state_dict()
+        whole = self.whole_base(task, base, locate).state_dict()
         targets = {f"{target.name}.weight": target for target in self.targets}
         update = self._update(read)
 

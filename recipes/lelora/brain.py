@@ -148,8 +148,8 @@ class Brain:
         return masked(Logits(hold, torch.zeros(M, W), starts, scales), self.learner.allowed_MW)
 
     def begin(self, features_MF: Tensor) -> Setting:
-        """Where a run starts: what a policy from elsewhere finds best, else `first`."""
-        if self.config.policy.path is None:
+        """Where a run starts: what a policy that has learnt finds best, else `first`."""
+        if self.config.policy.path is None and not self.config.population:
             return self.first
         logits = self._logits(features_MF, by_chance=False)
         actions = most_likely(logits)
@@ -169,6 +169,15 @@ class Brain:
         logs_M = log_prob(logits, self.space, actions)
         wanted = self._limited(self._wanted(actions, now), now, logits.hold_M)
         return Decision(actions, logs_M, self._affordable(wanted, logits, budget))
+
+    def decide_afresh(self, features_MF: Tensor, generator: torch.Generator) -> Decision:
+        """Sample an action for every matrix, none held, for a run that has not begun."""
+        logits = self._logits(features_MF, by_chance=False)
+        actions = sample(logits, generator)
+        actions[:, HOLD] = 0
+        wanted = self._wanted(actions, self.first)
+        logs_M = log_prob(logits, self.space, actions)
+        return Decision(actions, logs_M, self._affordable(wanted, logits, self.budget))
 
     def cut(self, now: Setting, budget: int) -> Setting:
         """As it is, within a smaller budget, all matrices alike."""

@@ -20,6 +20,8 @@ from models.stored_weights import Stored, locate, storage_rules
 from recipes.lelora.adapted import Adapted, constant
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.labelled import Labelled, LabelledConfig, read_labelled
+from recipes.lelora.meta import Part
+from recipes.lelora.population import School
 from recipes.task import Batch, DataError, Samples, Steering, Training
 
 FIRST_ID = 3
@@ -239,7 +241,34 @@ class LeloraClassifyTask:
 
     def steering(self, training: Training) -> Steering | None:
         """See `recipes.task.Steers`."""
-        return self.adapted.steer(self, training)
+        return self.adapted.steer(self, training, lambda meta: self._school(training, meta))
+
+    def _school(self, training: Training, meta: Part) -> School:
+        """What a population learns on: batches of the run's size, in the samples' order."""
+        size, train = training.micro_batch_size * training.ranks, self.train_samples()
+        number = min(len(meta), self.adapted.config.meta_samples)
+        base = self._base_model()
+        whole = self.adapted.whole_base(self, base, lambda stored: self._locate_base(base, stored))
+        kept = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
+
+        def fresh() -> nn.Module:
+            model = build_encoder(self.hf_config).to_empty(device=training.device)
+            model.load_state_dict(kept)
+            for name, buffer in whole.named_buffers():
+                model.get_buffer(name).copy_(buffer)
+            return model.eval()
+
+        def each(model: nn.Module, batch: Batch) -> Tensor:
+            logits_BL = self._logits(model, batch)
+            return nn.functional.cross_entropy(logits_BL, batch["labels_B"], reduction="none")
+
+        def batch_of(number: int) -> Batch:
+            return self.collate([train[(number * size + n) % len(train)] for n in range(size)])
+
+        return School(
+            base=fresh, heads=head_names(base), each=each, batch=batch_of,
+            meta=[self.collate([meta[n] for n in range(number)])], device=training.device,
+        )  # fmt: skip
 
     def panels(self) -> list[dict[str, Any]]:
         """What was decided."""

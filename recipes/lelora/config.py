@@ -132,6 +132,13 @@ class LeloraConfig:
     rollback: float = 0.02
     """Share of the meta loss that may be lost in each of two periods before the adapters go back to
     where they were."""
+    population: int = 0
+    """Task lelora_classify: short runs side by side from which the policy learns before this run begins;
+    0: none. Their policy is kept as policy.safetensors in the run folder."""
+    population_rounds: int = 8
+    """How often they are run."""
+    population_steps: int = 300
+    """Steps of each."""
     cache_dir: str = "~/.cache/springtide"
     """Where decompositions are kept; on many nodes, a folder that every node sees or its own."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -147,7 +154,17 @@ class LeloraConfig:
         one_of("lelora.credit", self.credit, CREDITS)
         for action in self.actions:
             one_of("an entry of lelora.actions", action, ACTIONS)
-        for name in ("rank", "period", "first", "meta_samples"):
+        if self.population and (self.method, self.param) != ("lelora", "dir_ab"):
+            raise ValueError(
+                f"lelora.population={self.population} is for lelora.method=lelora, lelora.param=dir_ab, "
+                f"not {self.method} and {self.param}: set lelora.population=0"
+            )
+        if self.population == 1 or self.population < 0:
+            raise ValueError(
+                f"lelora.population={self.population}: set lelora.population to 0, or 2 or more"
+            )
+        for name in ("rank", "period", "first", "meta_samples", "population_rounds",
+                     "population_steps"):  # fmt: skip
             at_least(f"lelora.{name}", getattr(self, name), 1)
         for name in ("fold_rank", "fold_tolerance", "cost_weight", "switch_weight", "rollback"):
             at_least(f"lelora.{name}", getattr(self, name), 0)

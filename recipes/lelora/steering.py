@@ -20,6 +20,7 @@ from torch import Tensor
 from collectives.host import all_gather, broadcast
 from models.lelora.features import Faring, features, static_features
 from models.lelora.inject import Target
+from models.lelora.policy import load_policy, save_policy
 from models.lelora.windows import STARTS
 from recipes.lelora.brain import Brain, Decision, Setting
 from recipes.lelora.candidates import Lessons, paused, try_each
@@ -27,6 +28,7 @@ from recipes.lelora.config import LeloraConfig
 from recipes.lelora.credit import Measured, Meter, Parameters, PathCredit
 from recipes.lelora.journal import Journal
 from recipes.lelora.meta import MetaBatches
+from recipes.lelora.population import Round, School, teach
 from recipes.lelora.shards import Snapshot, local
 from recipes.lelora.switching import Adapters
 from recipes.task import Training
@@ -45,8 +47,9 @@ class LeloraSteering:
         targets: Sequence[Target],
         lessons: Lessons,
         meta: MetaBatches | None,
+        school: School | None = None,
     ) -> None:
-        self.config, self.training, self.lessons = config, training, lessons
+        self.config, self.training, self.lessons, self.school = config, training, lessons, school
         names = [target.name for target in targets]
         self.brain = Brain(config, [target.shape for target in targets], names, training.seed)
         self.adapters = Adapters(config, training, targets, self.brain)
@@ -76,14 +79,35 @@ class LeloraSteering:
 
     def _start(self) -> None:
         """The first setting, the same on every rank."""
+        seen = broadcast(self._features(0))
+        self.rounds = self._learn_from_others(seen)
         first = self.brain.first
-        if self.config.method == "lelora" and self.config.policy.path is not None:
-            first = broadcast(self.brain.begin(self._features(0)))
+        if self.config.method == "lelora":
+            first = broadcast(self.brain.begin(seen))
         self.adapters.apply(first, self.brain.budget)
         self.begin = self._parameters()
         self.good, self.good_setting = Snapshot(self.training.model, self.training.optimizer), first
         if self.path is not None:
             self.path.begin()
+
+    def _learn_from_others(self, seen: Tensor) -> list[Round]:
+        """From a population, unless an earlier start of this run has."""
+        config, training = self.config, self.training
+        kept = training.run_dir / "policy.safetensors"
+        if self.school is None or not config.population:
+            return []
+        if broadcast(kept.is_file()):
+            load_policy(kept, self.brain.learner.policy)
+            return []
+        rounds = teach(
+            self.brain, self.adapters.targets, self.adapters.directions(), self.school, seen,
+            runs=config.population, rounds=config.population_rounds, steps=config.population_steps,
+            lr=training.optimizer.param_groups[0]["lr"], max_norm=training.max_norm,
+        )  # fmt: skip
+        if _rank() == 0:
+            told = {"rounds": [vars(each) for each in rounds], "runs": config.population}
+            save_policy(kept, self.brain.learner.policy, told)
+        return rounds
 
     def _parameters(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.parameters.named.items()}
@@ -94,6 +118,9 @@ class LeloraSteering:
         text = (
             f"{len(setting.widths)} matrices, {self.brain.cost(setting):,} parameters of adapters"
         )
+        if self.rounds:
+            losses = " ".join(f"{each.mean:.4f}" for each in self.rounds)
+            text += f"; populations' mean meta loss {losses}"
         took = f"decomposed in {spectra.seconds:.1f} s" if spectra.seconds else "decomposed before"
         return f"{text}; {took} ({spectra.file.name})"
 

@@ -109,6 +109,10 @@ class Adapters:
             refresh(adapter, self.row_steps.horizon)
         return done
 
+    def directions(self) -> list[Directions]:
+        """Of every matrix."""
+        return [self._directions(matrix) for matrix in range(len(self.targets))]
+
     def _directions(self, matrix: int) -> Directions:
         atoms = self.atoms[matrix]
         if self.config.window != "gaussian":

@@ -245,3 +245,36 @@ def test_a_policy_from_elsewhere_decides_once(tmp_path):
     assert set(first.widths) == {1}
     assert first == last
     assert rows <= 1  # at most the judgement of what was decided at the start
+
+
+def taught(folder, name):
+    from models.lelora.policy import load_policy
+
+    settings = {"population": 5, "population_rounds": 2, "population_steps": 4, "run_dir": name}
+    run = Run(folder, **settings)
+    first = run.steering.adapters.setting
+    policy = [p.detach().clone() for p in run.steering.brain.learner.policy.parameters()]
+    again = Run(folder, **settings)
+    same = all(
+        torch.equal(a, b)
+        for a, b in zip(policy, again.steering.brain.learner.policy.parameters(), strict=True)
+    )
+    told = load_policy(
+        Path(folder) / name / "policy.safetensors", run.steering.brain.learner.policy
+    )
+    run.advance(6)
+    return first.tensor().tolist(), told, same, len(again.steering.rounds)
+
+
+def test_a_population_teaches_the_policy_before_the_run(tmp_path):
+    """On two ranks the runs are shared out; a start over finds the policy and does not learn again."""
+    write_texts(tmp_path)
+    first, told, same, repeated = run_ranks(1, taught, str(tmp_path), "alone")[0]
+    assert same
+    assert repeated == 0
+    assert told["runs"] == 5
+    assert [r["spread"] > 0 for r in told["rounds"]] == [True, True], "runs differ"
+    for other_first, other_told, *_ in run_ranks(2, taught, str(tmp_path), "pair"):
+        assert other_first == first
+        for ours, theirs in zip(told["rounds"], other_told["rounds"], strict=True):
+            assert abs(ours["mean"] - theirs["mean"]) < 1e-5
