@@ -4,8 +4,8 @@
 
 One run has a dozen noisy decisions to learn from; a population has as many whole runs as fit beside each
 other. In every round the policy chooses for each run once, all see the same batches, and what a run is
-worth (its meta loss at the end) is compared with its group. Ranks share the runs of a round out, on their
-own copies of the base model; rank 0 learns.
+worth (its meta loss at the end) is compared with its group. Ranks share the runs of a round out, on
+copies of the base model of their own; rank 0 learns.
 """
 
 import time

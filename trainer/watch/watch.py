@@ -110,7 +110,7 @@ class Watch:
         )
         total = sum(p.numel() for p in model.parameters())
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        shards = self.plan.mesh["shard"]
+        shards = self.plan.weight_shards
         # fp32 weights, and of those that train gradients and two AdamW moments
         nbytes = (4 * total + 12 * trained) / shards
         kept = f"{nbytes / 2**30:.2f} GiB a rank for weights, gradients and optimizer"
