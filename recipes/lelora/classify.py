@@ -22,10 +22,8 @@ from recipes.lelora.config import LeloraConfig
 from recipes.lelora.labelled import Labelled, LabelledConfig, read_labelled
 from recipes.lelora.meta import Part
 from recipes.lelora.population import School
+from recipes.lelora.texts import FIRST_ID, Texts, encoded
 from recipes.task import Batch, DataError, Samples, Steering, Training
-
-FIRST_ID = 3
-"""Byte values begin here: 0 is padding, 1 begins a text, 2 ends it."""
 
 
 @dataclass(kw_only=True)
@@ -33,24 +31,6 @@ class LeloraClassifyConfig:
     """The `task` node."""
 
     name: str = "lelora_classify"
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Samples: the tokens of a text, and its label."""
-
-    tokens: list[list[int]]
-    source: Labelled
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitem__(self, index: int) -> tuple[list[int], int]:
-        return self.tokens[index], self.source.labels[index]
-
-    def fingerprint(self) -> str:
-        """Of texts and labels."""
-        return self.source.fingerprint()
 
 
 class LeloraClassifyTask:
@@ -101,22 +81,13 @@ class LeloraClassifyTask:
         size = FIRST_ID + 256 if self.tokenizer is None else len(self.tokenizer)
         return encoder_config(self.model_config, size, self.parts[0].names)
 
-    def _encoded(self, part: Labelled) -> Texts:
-        length = self.data_config.max_length
-        if self.tokenizer is not None:
-            ids = self.tokenizer(part.texts, truncation=True, max_length=length)["input_ids"]
-            return Texts([list(tokens) for tokens in ids], part)
-        room = length - 2
-        encoded = (text.encode(errors="replace")[:room] for text in part.texts)
-        return Texts([[1, *(FIRST_ID + byte for byte in text), 2] for text in encoded], part)
-
     @cached_property
     def _train(self) -> Texts:
-        return self._encoded(self.parts[0])
+        return encoded(self.parts[0], self.tokenizer, self.data_config.max_length)
 
     @cached_property
     def _held_out(self) -> Texts:
-        return self._encoded(self.parts[1])
+        return encoded(self.parts[1], self.tokenizer, self.data_config.max_length)
 
     def check(self) -> None:
         """Read the texts, find the model, and look for the layers to adapt."""

@@ -22,19 +22,17 @@ from models.lelora.features import Faring, features, static_features
 from models.lelora.inject import Target
 from models.lelora.policy import load_policy, save_policy
 from models.lelora.windows import STARTS
-from recipes.lelora.brain import Brain, Decision, Setting
+from recipes.lelora import kept
+from recipes.lelora.brain import Brain, Decision
 from recipes.lelora.candidates import Lessons, paused, try_each
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.credit import Measured, Meter, Parameters, PathCredit
 from recipes.lelora.journal import Journal
 from recipes.lelora.meta import MetaBatches
 from recipes.lelora.population import Round, School, teach
-from recipes.lelora.shards import Snapshot, local
+from recipes.lelora.shards import Snapshot
 from recipes.lelora.switching import Adapters
 from recipes.task import Training
-
-HALF = 2**32
-"""A checksum of 64 bits is two numbers that fp64 holds exactly."""
 
 
 class LeloraSteering:
@@ -93,11 +91,11 @@ class LeloraSteering:
     def _learn_from_others(self, seen: Tensor) -> list[Round]:
         """From a population, unless an earlier start of this run has."""
         config, training = self.config, self.training
-        kept = training.run_dir / "policy.safetensors"
+        file = training.run_dir / "policy.safetensors"
         if self.school is None or not config.population:
             return []
-        if broadcast(kept.is_file()):
-            load_policy(kept, self.brain.learner.policy)
+        if broadcast(file.is_file()):
+            load_policy(file, self.brain.learner.policy)
             return []
         rounds = teach(
             self.brain, self.adapters.targets, self.adapters.directions(), self.school, seen,
@@ -106,7 +104,7 @@ class LeloraSteering:
         )  # fmt: skip
         if _rank() == 0:
             told = {"rounds": [vars(each) for each in rounds], "runs": config.population}
-            save_policy(kept, self.brain.learner.policy, told)
+            save_policy(file, self.brain.learner.policy, told)
         return rounds
 
     def _parameters(self) -> dict[str, Tensor]:
@@ -306,54 +304,11 @@ class LeloraSteering:
 
     def state(self) -> dict[str, Tensor]:
         """See `recipes.task.Steering`."""
-        seen, actions, logs = self.pending
-        base = self.adapters.spectra.base
-        numbers = [
-            self.last_step, self.bad, self.loss, self.first_loss, self.drop, self.has_pending,
-            base // HALF, base % HALF,
-        ]  # fmt: skip
-        found = {f"brain/{name}": tensor for name, tensor in self.brain.state().items()}
-        found |= {f"begin/{name}": tensor.clone() for name, tensor in self.begin.items()}
-        found |= {f"good/{name}": tensor.clone() for name, tensor in self.good.tensors.items()}
-        if self.path is not None:
-            found |= {f"path/{name}": tensor for name, tensor in self.path.state().items()}
-        return found | {
-            "ages": self.adapters.ages_M.clone(), "moved": self.adapters.moved_M.clone(),
-            "credit": self.credit_M.clone(), "gradient": self.gradient_M.clone(),
-            "seen": seen.clone(), "actions": actions.clone(), "log_prob": logs.clone(),
-            "now": self.adapters.setting.tensor(), "good_setting": self.good_setting.tensor(),
-            "numbers": torch.tensor([float(number) for number in numbers], dtype=torch.float64),
-        }  # fmt: skip
+        return kept.state_of(self)
 
-    @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """See `recipes.task.Steering`."""
-        numbers = state["numbers"].tolist()
-        if int(numbers[6]) * HALF + int(numbers[7]) != self.adapters.spectra.base:
-            raise ValueError(
-                "its adapters belong to another base model: set model.* (and trainer.seed, where "
-                "weights are random) as in its config.yaml"
-            )
-        self.last_step, self.bad = int(numbers[0]), int(numbers[1])
-        self.loss, self.first_loss, self.drop = numbers[2:5]
-        self.has_pending = numbers[5] > 0
-        parts: dict[str, dict[str, Tensor]] = {}
-        for name, tensor in state.items():
-            part, slash, rest = name.partition("/")
-            parts.setdefault(part if slash else "", {})[rest if slash else name] = tensor
-        self.brain.load(parts["brain"])
-        own = parts[""]
-        self.adapters.ages_M, self.adapters.moved_M = own["ages"].clone(), own["moved"].clone()
-        self.credit_M, self.gradient_M = own["credit"].clone(), own["gradient"].clone()
-        self.pending = (own["seen"].clone(), own["actions"].clone(), own["log_prob"].clone())
-        self.good_setting = Setting.of(own["good_setting"])
-        for kept, part in ((self.begin, "begin"), (self.good.tensors, "good")):
-            for name, tensor in parts[part].items():
-                local(kept[name]).copy_(local(tensor))
-        if self.path is not None:
-            self.path.load(parts["path"])
-        self.adapters.go_on(Setting.of(own["now"]))
-        self.journal.open(self.last_step)
+        kept.load(self, state)
 
 
 def _rank() -> int:
