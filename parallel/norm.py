@@ -25,19 +25,19 @@ def global_norm(grads: Iterable[Tensor], extra: Tensor) -> tuple[Tensor, Tensor]
     for grad in grads:
         local = grad.to_local() if isinstance(grad, DTensor) else grad
         if local.numel():
-            by_copies.setdefault(_copies(grad, world_size), []).append(local)
+            by_copies.setdefault(copies(grad, world_size), []).append(local)
     total = extra.new_zeros(())
-    for copies, tensors in by_copies.items():
+    for number, tensors in by_copies.items():
         norms = torch._foreach_norm(tensors, 2, dtype=torch.float32)
-        total = total + torch.stack(norms).square().sum() / copies
+        total = total + torch.stack(norms).square().sum() / number
     sums = torch.cat([total.reshape(1), extra])
     with waiting():
         dist.all_reduce(sums)
     return sums[0].sqrt(), sums[1:]
 
 
-def _copies(grad: Tensor, world_size: int) -> int:
-    """Ranks that hold the same elements as this one."""
+def copies(grad: Tensor, world_size: int) -> int:
+    """Ranks that hold the same elements of `grad` as this one."""
     if not isinstance(grad, DTensor):
         return world_size
     parts = 1

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -119,6 +120,49 @@ def _targets(model: nn.Module) -> dict[str, Tensor]:
     saved = model.state_dict().keys()
     buffers = {name: b for name, b in model.named_buffers() if name in saved}
     return {**named, **buffers}
+
+
+@torch.no_grad()
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """A number that differs between different `tensors`, and not between ways to shard them.
+
+    Collective. Bits times places, summed in whole numbers that wrap around: no order of summation
+    changes it.
+    """
+    total: Tensor | None = None
+    for number, tensor in enumerate(tensors):
+        part = _local(tensor).detach()
+        bits = part.contiguous().view(
+            torch.uint8 if part.element_size() == 1 else _WORDS[part.element_size()]
+        )
+        place = torch.full((), number + 1, dtype=torch.int64, device=part.device)
+        for axis, (taken, size) in enumerate(zip(local_slices(tensor), tensor.shape, strict=True)):
+            shape = [-1 if i == axis else 1 for i in range(tensor.ndim)]
+            index = torch.arange(taken.start, taken.start + part.shape[axis], device=part.device)
+            place = place * (size + 1) + index.view(shape)
+        own = (bits.long() * (place * _ODD + 1)).sum()
+        own = own if _is_first_copy(tensor) else torch.zeros_like(own)
+        total = own if total is None else total * _ODD + own
+    found = total if total is not None else torch.zeros((), dtype=torch.int64)
+    if dist.is_initialized():
+        dist.all_reduce(found)
+    return int(found)
+
+
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ODD = 0x5851F42D4C957F2D
+
+
+def _is_first_copy(tensor: Tensor) -> bool:
+    """Whether no other rank counts this one's part: it is the first of those that hold the same."""
+    if not isinstance(tensor, DTensor):
+        return not dist.is_initialized() or dist.get_rank() == 0
+    coordinate: Any = tensor.device_mesh.get_coordinate() or []
+    return not any(
+        at
+        for at, placement in zip(coordinate, tensor.placements, strict=True)
+        if not placement.is_shard()
+    )
 
 
 class _Files:

@@ -7,9 +7,11 @@ A task is an ordinary class. A package offers it through an entry point of the g
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from parallel.sequence import SequenceRanks
@@ -44,7 +46,8 @@ class Task(Protocol):
 
     configs: ClassVar[Mapping[str, type]]
     """Dataclasses of the configuration nodes `task`, `model` and `data`; their fields are the keys
-    that users may set, their `__post_init__` raises `ValueError` for values it cannot accept."""
+    that users may set, their `__post_init__` raises `ValueError` for values it cannot accept. A node
+    of another name is the task's own, and its constructor gets it by that name."""
     axes: ClassVar[frozenset[str]]
     """Mesh axes that the task can run on; every task can run on `replicate` and `shard`."""
 
@@ -132,6 +135,62 @@ class Inspectable(Protocol):
 
     def survey(self) -> Mapping[str, str]:
         """Lines on all training samples, by name; a line may have breaks in it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a task that steers gets to work with: the parts of a run, once they are joined."""
+
+    model: nn.Module
+    """Sharded, with its weights."""
+    optimizer: torch.optim.Optimizer
+    """Over the parameters that train. Steps may be hooked into."""
+    device: torch.device
+    run_dir: Path
+    seed: int
+    steps: int
+    """Optimizer steps of the whole run."""
+    ranks: int
+    """Ranks that see different samples."""
+    rank: int
+    """This one among them."""
+    micro_batch_size: int
+    max_norm: float
+    """Gradients are scaled down to this norm; 0: never."""
+    rate: Callable[[int], float]
+    """Learning rate of a step, as a share of the peak."""
+
+
+class Steering(Protocol):
+    """What a task does between optimizer steps. Every rank makes the same calls."""
+
+    def after_step(self, step: int, norm: Tensor) -> None:
+        """Optimizer step number `step` is done, and gradients are gone; `norm` was theirs."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold besides model and optimizer: tensors whose names and shapes
+        do not change in a run. Those that are not sharded are the same on every rank."""
+        ...
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned; model and optimizer are restored already.
+
+        Raises `ValueError` if the run around it is another.
+        """
+        ...
+
+
+@runtime_checkable
+class Steers(Protocol):
+    """A task that looks after the model between steps. Not every task has to."""
+
+    def steering(self, training: Training) -> Steering | None:
+        """Called once, before the first step or a restore; None: nothing to do in this run.
+
+        Raises `ValueError` for configuration.
+        """
         ...
 
 

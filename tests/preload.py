@@ -7,12 +7,15 @@ from trainer.startup import importing
 with importing():  # what is frozen here is not copied when a rank collects garbage
     for name in (
         "recipes.hybrid",
+        "recipes.lelora.classify",
+        "recipes.lelora.sft",
         "recipes.pretrain",
         "recipes.sft",
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
         "trainer.cli",
         "trainer.loop",
+        "transformers.models.bert.modeling_bert",
         "transformers.models.llama.modeling_llama",
     ):
         import_module(name)

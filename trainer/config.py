@@ -6,6 +6,7 @@ and `build_config` turns that into these objects, which have checked their value
 
 import dataclasses
 from dataclasses import dataclass, field, is_dataclass
+from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -18,7 +19,7 @@ from trainer.checkpoint.config import CheckpointConfig
 from trainer.errors import ConfigError
 from trainer.launch import LaunchConfig
 from trainer.optim import OptimConfig
-from trainer.plugins import node_types, tasks
+from trainer.plugins import node_types, own_nodes, tasks
 from trainer.rundir import RunDirConfig
 from trainer.watch.config import LoggingConfig
 from trainer.watch.profile import ProfileConfig
@@ -96,9 +97,21 @@ class Config:
     run: RunDirConfig = field(default_factory=RunDirConfig)
 
 
+@cache
+def config_type() -> type[Config]:
+    """`Config` with the nodes that tasks have of their own: null where another task runs."""
+    nodes = {node for task in tasks().values() for node in own_nodes(task)}
+    if taken := nodes & {f.name for f in dataclasses.fields(Config)}:
+        raise ConfigError(
+            f"a task calls a node of its own {sorted(taken)[0]}, which is the trainer's"
+        )
+    own = [(node, Any, field(default=None)) for node in sorted(nodes)]
+    return dataclasses.make_dataclass("Config", own, bases=(Config,), kw_only=True)
+
+
 def register_schema() -> None:
-    """Make `Config` the schema of everything that Hydra composes."""
-    ConfigStore.instance().store(name="base", node=Config)
+    """Make it the schema of everything that Hydra composes."""
+    ConfigStore.instance().store(name="base", node=config_type())
 
 
 def build_config(plain: dict[str, Any]) -> Config:
@@ -106,7 +119,7 @@ def build_config(plain: dict[str, Any]) -> Config:
     name = plain["task"]["name"]
     if name not in tasks():
         raise ConfigError(f"task {name} is not installed; there are: {', '.join(tasks())}")
-    schema = OmegaConf.structured(Config)
+    schema = OmegaConf.structured(config_type())
     for node, kind in node_types(tasks()[name]).items():
         schema[node] = OmegaConf.structured(kind)
     try:

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from recipes.task import DataError, Exports
 from trainer.checkpoint.folder import Checkpoints
 from trainer.checkpoint.loader import check_same_model
+from trainer.checkpoint.state import kept_of
 from trainer.checkpoint.stored import StoredModel
 from trainer.config import Config, build_config
 from trainer.errors import DATA, DONE, CheckpointError, ConfigError, RunError
@@ -79,12 +80,15 @@ def _export(config: Config, task: Exports, options: argparse.Namespace) -> None:
         raise ConfigError(f"{out} exists and is not an empty folder: choose another")
     stored = StoredModel(checkpoint)
     model = task.build_model()
-    check_same_model(checkpoint, stored.metadata, model.state_dict())
+    check_same_model(checkpoint, stored.metadata, kept_of(model))
     temporary = out.with_name(f".exporting-{out.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        report = task.export(model, stored.read, temporary, options)
+        try:
+            report = task.export(model, stored.read, temporary, options)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         if out.exists():
             out.rmdir()
         temporary.rename(out)

@@ -28,6 +28,8 @@ def train(job: Job) -> int:
             outcome = update(job, step)
         state.step += 1
         state.samples += trainer.batch_size
+        if job.steering is not None:
+            job.steering.after_step(state.step, outcome.norm)
         job.watch.step(state.step, step, outcome, job.guard)
         job.report_saves()
         if job.evaluation_due() and not run_evaluation(job):

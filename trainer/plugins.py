@@ -39,8 +39,14 @@ def tasks() -> dict[str, type[Task]]:
 
 
 def node_types(task: type[Task]) -> dict[str, type]:
-    """The dataclasses of the nodes `task`, `model` and `data`."""
-    return {node: task.configs.get(node, Nothing) for node in NODES}
+    """The dataclasses of the nodes `task`, `model` and `data`, and of those that are the task's own."""
+    nodes = (*NODES, *own_nodes(task))
+    return {node: task.configs.get(node, Nothing) for node in nodes}
+
+
+def own_nodes(task: type[Task]) -> list[str]:
+    """Nodes that the task has besides `task`, `model` and `data`."""
+    return [node for node in task.configs if node not in NODES]
 
 
 def register() -> None:

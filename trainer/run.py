@@ -19,7 +19,7 @@ from parallel.mesh import SequenceConfig, build_mesh
 from parallel.sequence import SequenceRanks
 from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
-from recipes.task import DataError, Samples, SharesSequences, Task
+from recipes.task import DataError, Samples, SharesSequences, Steering, Steers, Task, Training
 from trainer import rundir, stop
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.loader import find, load
@@ -30,9 +30,9 @@ from trainer.errors import CheckpointError, ConfigError, RunError
 from trainer.failure import end_rank
 from trainer.guard import Guard
 from trainer.launch import Invocation
-from trainer.optim import build_optimizer
+from trainer.optim import build_optimizer, learning_rate
 from trainer.plan import Plan, make_plan
-from trainer.plugins import tasks
+from trainer.plugins import own_nodes, tasks
 from trainer.process import redirect_output
 from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
@@ -68,6 +68,8 @@ class Job:
     guard: Guard
     watch: Watch
     state: State = field(default_factory=State)
+    steering: Steering | None = None
+    """What the task does between steps, if it does anything."""
     saved_step: int = -1
     """The step of the newest checkpoint that this run wrote or read."""
 
@@ -139,11 +141,13 @@ class Job:
             "tokens": self.watch.tokens,
             "tracker": self.watch.tracker_id,
         }
-        self._report(self.saver.save(self.model, self.optimizer, progress, self.device))
+        steering = self.steering.state() if self.steering is not None else {}
+        self._report(self.saver.save(self.model, self.optimizer, progress, self.device, steering))
 
     def restore(self, checkpoint: Path) -> None:
         """Go back to a checkpoint."""
-        progress = load(checkpoint, self.model, self.optimizer, self.device)
+        steering = self.steering.state() if self.steering is not None else {}
+        progress = load(checkpoint, self.model, self.optimizer, self.device, steering)
         trainer = self.config.trainer
         check_epochs(progress, trainer.batch_size, trainer.epochs)
         same = goes_on(progress, self.data_identity, trainer.change_data)
@@ -154,14 +158,20 @@ class Job:
         self.watch.tokens = progress["tokens"]
         self.watch.skipped = progress["skipped"]
         self.watch.tracker_id = progress["tracker"]
+        if self.steering is not None:
+            try:
+                self.steering.load(steering)
+            except ValueError as error:
+                raise CheckpointError(f"{checkpoint}: {error}") from error
 
 
 def make_task(config: Config) -> Task:
     """The task that the configuration names."""
     kind = tasks()[config.task.name]
     try:
+        own = {node: getattr(config, node) for node in own_nodes(kind)}
         task = kind(
-            task=config.task, model=config.model, data=config.data, seed=config.trainer.seed
+            task=config.task, model=config.model, data=config.data, seed=config.trainer.seed, **own
         )
         share_sequences(task, config.parallel.sequence)
         return task
@@ -215,6 +225,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     )
     job.saver.prepare(model, job.optimizer, device)
     try:
+        job.steering = _steering(job, run_dir)
         checkpoint = find(config.trainer.resume, job.saver.checkpoints)
         if checkpoint is not None:
             job.restore(checkpoint)
@@ -229,6 +240,32 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     except BaseException:
         job.watch.abandon()
         raise
+
+
+def _steering(job: Job, run_dir: Path) -> Steering | None:
+    """What the task does between steps, if it does anything."""
+    if not isinstance(job.task, Steers):
+        return None
+    config, plan = job.config, job.plan
+    training = Training(
+        model=job.model,
+        optimizer=job.optimizer,
+        device=job.device,
+        run_dir=run_dir,
+        seed=config.trainer.seed,
+        steps=plan.steps,
+        ranks=plan.data_parallel,
+        rank=job.data_rank,
+        micro_batch_size=plan.micro_batch_size,
+        max_norm=config.optim.max_norm,
+        rate=lambda step: (
+            learning_rate(config.optim, step, plan.steps) / max(config.optim.lr, 1e-30)
+        ),
+    )
+    try:
+        return job.task.steering(training)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _enter_run_dir(config: Config) -> Path:

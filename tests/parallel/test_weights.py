@@ -2,7 +2,9 @@ from functools import partial
 
 import pytest
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from transformers import AutoModelForCausalLM
 
 from models.causal_lm import (
@@ -14,7 +16,7 @@ from models.causal_lm import (
 from models.stored_weights import locate, storage_rules
 from parallel.fsdp import parallelize
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
-from parallel.weights import load_safetensors, materialize
+from parallel.weights import checksum, load_safetensors, materialize
 from tests.ranks import run_ranks
 
 SIZES = {
@@ -133,3 +135,27 @@ def test_a_folder_of_another_model_is_refused(tmp_path):
     )
     [message] = run_ranks(1, check_bad_folder, tmp_path / "b")
     assert "lacks 9 of the model's tensors" in message
+
+
+def checksums(change):
+    """Of two sharded matrices and a whole vector, one entry of which `change` may have altered."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    torch.manual_seed(0)
+    whole = [torch.randn(5, 3), torch.randn(2, 7).bfloat16(), torch.randn(4).double()]
+    if change == "bit":
+        whole[0].view(torch.int32)[4, 1] ^= 1
+    if change == "swap":
+        whole[1][0] = whole[1][0].flip(0)
+    if change == "order":
+        whole[0] = whole[0][[1, 0, 2, 3, 4]]
+    sharded = [distribute_tensor(t, mesh, [Shard(0)]) for t in whole[:2]]
+    replicated = distribute_tensor(whole[0], mesh, [Replicate()])
+    return checksum([*sharded, whole[2], replicated])
+
+
+def test_a_checksum_does_not_depend_on_shards_and_sees_every_bit():
+    """More ranks than rows, so that some hold nothing."""
+    found = {ranks: run_ranks(ranks, checksums, None) for ranks in (1, 2, 3)}
+    assert len({number for numbers in found.values() for number in numbers}) == 1
+    changed = {change: run_ranks(2, checksums, change)[0] for change in ("bit", "swap", "order")}
+    assert len({found[1][0], *changed.values()}) == 4

@@ -44,20 +44,26 @@ def find(resume: str, checkpoints: Checkpoints) -> Path | None:
 
 
 def load(
-    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    checkpoint: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    steering: dict[str, torch.Tensor] | None = None,
 ) -> dict[str, Any]:
     """Restore everything from `checkpoint`; returns the progress. Raises `CheckpointError`.
 
-    Every file is checked against the manifest first, by one rank each.
+    Every file is checked against the manifest first, by one rank each. `steering` is filled.
     """
     progress = read_progress(checkpoint)
     _check_content(checkpoint)
     same_ranks = (
         progress["world_size"] == dist.get_world_size() and progress["device"] == device.type
     )
-    state = tensors_of(model, optimizer, device, with_rng=same_ranks)
+    state = tensors_of(model, optimizer, device, same_ranks, steering)
     try:
-        check_same_model(checkpoint, read_metadata(checkpoint), state["model"])
+        metadata = read_metadata(checkpoint)
+        check_same_model(checkpoint, metadata, state["model"])
+        _check_same_steering(checkpoint, metadata, steering or {})
         load_tensors(state, storage_reader=Reader(checkpoint))
     except (OSError, ValueError, RuntimeError, CheckpointException) as error:
         raise CheckpointError(
@@ -75,6 +81,24 @@ def _check_content(checkpoint: Path) -> None:
     found = gather_objects(manifest.damaged(checkpoint, files, mine))
     if problem := next((text for text in found if text), None):
         raise CheckpointError(f"{checkpoint}: {problem}: {instead_of(checkpoint)}")
+
+
+def _check_same_steering(
+    checkpoint: Path, metadata: Metadata, steering: Mapping[str, torch.Tensor]
+) -> None:
+    """Raise `CheckpointError` if the task kept other things there than it does here."""
+    kept = {
+        name.removeprefix("steering."): tuple(entry.size)
+        for name, entry in metadata.state_dict_metadata.items()
+        if name.startswith("steering.") and isinstance(entry, TensorStorageMetadata)
+    }
+    wanted = {name: tuple(tensor.shape) for name, tensor in steering.items()}
+    if differing := sorted(n for n in {*kept, *wanted} if kept.get(n) != wanted.get(n)):
+        raise CheckpointError(
+            f"{checkpoint} keeps other things between steps: {differing[0]} is "
+            f"{_shape(kept.get(differing[0]))} there and {_shape(wanted.get(differing[0]))} here: set "
+            "the task's keys as in its config.yaml"
+        )
 
 
 def check_same_model(

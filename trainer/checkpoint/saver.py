@@ -84,14 +84,15 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         progress: Mapping[str, Any],
         device: torch.device,
+        steering: dict[str, torch.Tensor] | None = None,
     ) -> Saved | None:
-        """Begin to save; `progress` is plain data with at least `step`.
+        """Begin to save; `progress` is plain data with at least `step`, `steering` the task's own.
 
         Returns the save before this one, if that ended just now. Raises `CheckpointError`.
         """
         begin = time.monotonic()
         before = self.wait()
-        state = tensors_of(model, optimizer, device)
+        state = tensors_of(model, optimizer, device, steering=steering)
         self._on_first_rank(lambda: self.checkpoints.make_room(_size(state)))
         plain = {**progress, "device": device.type, "world_size": dist.get_world_size()}
         if self._group is None:  # a group of its own: the main thread goes on using the default one

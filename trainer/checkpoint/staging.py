@@ -112,7 +112,8 @@ def place(sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
 def sizes_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[int]:
     """Bytes of each tensor of this rank that a checkpoint will hold, but for random states."""
     moments = [value for state in optimizer.state.values() for value in state.values()]
-    tensors = [*model.parameters(), *model.buffers(), *moments]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    tensors = [*trained, *model.buffers(), *moments]
     return [_local(value).nbytes for value in tensors if isinstance(value, Tensor)]
 
 

@@ -109,13 +109,16 @@ class Watch:
             run_dir=self.run_dir,
         )
         total = sum(p.numel() for p in model.parameters())
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         shards = self.plan.weight_shards
-        # fp32 weights, gradients and two AdamW moments
-        kept = f"{total * 16 / shards / 2**30:.2f} GiB a rank for weights, gradients and optimizer"
+        # fp32 weights, and of those that train gradients and two AdamW moments
+        nbytes = (4 * total + 12 * trained) / shards
+        kept = f"{nbytes / 2**30:.2f} GiB a rank for weights, gradients and optimizer"
         if self.device.type == "cuda":
             kept += f", of {torch.cuda.mem_get_info(self.device)[1] / 2**30:.0f}"
-        lines["parameters"] = f"{short(total)}; {kept}"
-        lines["checkpoints"] += f", {total * 12 / 2**30:.2f} GiB each"
+        part = f", of which {short(trained)} train" if trained < total else ""
+        lines["parameters"] = f"{short(total)}{part}; {kept}"
+        lines["checkpoints"] += f", {trained * 12 / 2**30:.2f} GiB each"
         lines["collectives"] = "; ".join([lines["collectives"], *self.collectives.notes])
         lines["versions"] = versions()
         lines["start"] = f"step {step}, from {resumed}" if resumed else "step 0, random weights"

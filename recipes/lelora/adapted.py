@@ -1,0 +1,326 @@
+"""What a task does to have adapters: in its model, in its first weights, and in what it exports."""
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.hf_folder import Read, add_weight_arguments
+from models.lelora.adapter import Adapter, factors
+from models.lelora.inject import Target, find_targets, inject, is_linear
+from models.lelora.peft_folder import merge, write_adapter
+from models.lelora.spectrum import svd_flops, svd_nbytes
+from models.stored_weights import Fetch, Stored
+from parallel.weights import load_safetensors, materialize
+from recipes.lelora import baselines
+from recipes.lelora.activations import give_directions, input_products
+from recipes.lelora.adalora import AdaLora
+from recipes.lelora.candidates import Lessons
+from recipes.lelora.config import OWN, PEFT, STATIC, LeloraConfig
+from recipes.lelora.meta import Part, meta_batches, set_apart
+from recipes.lelora.population import School
+from recipes.lelora.steering import LeloraSteering
+from recipes.task import Samples, Steering, Task, Training
+
+EVA_BATCHES = 8
+"""Micro-batches of each rank whose activations EVA looks at."""
+
+
+class Adapted:
+    """One task's adapters. `heads` are modules that train whole, `task_type` is peft's word for it."""
+
+    def __init__(self, config: LeloraConfig, seed: int, task_type: str) -> None:
+        self.config, self.seed, self.task_type = config, seed, task_type
+        self.targets: list[Target] = []
+        self.heads: list[str] = []
+        self.linear: list[str] = []
+        self._parts: tuple[Part, Part] | None = None
+        self.steering: LeloraSteering | None = None
+
+    @property
+    def has_adapters(self) -> bool:
+        """There are adapters of ours."""
+        return self.config.method in (*OWN, *STATIC)
+
+    @property
+    def is_peft(self) -> bool:
+        """There are layers of peft's."""
+        return self.config.method in PEFT
+
+    def adapt(self, model: nn.Module, heads: Sequence[str] = ()) -> nn.Module:
+        """Freeze the base model and put the adapters in. Raises `ValueError`."""
+        config, self.heads = self.config, list(heads)
+        if config.method == "full":
+            return model
+        if config.method == "head" and not heads:
+            raise ValueError(
+                "lelora.method=head trains what is new in the model, and here is nothing: set "
+                "lelora.method"
+            )
+        model.requires_grad_(False)
+        if self.has_adapters or self.is_peft:
+            self.linear = [name for name, module in model.named_modules() if is_linear(module)]
+            self.targets = find_targets(model, config.targets, config.exclude)
+        if self.has_adapters:
+            rows = max(config.widths) if config.method in ("lelora", "random") else config.rank
+            with torch.device("meta"):
+                inject(model, self.targets, config.param, rows, config.fold_rank)
+        elif self.is_peft:
+            baselines.inject_baseline(model, self.targets, config)
+        for name in heads:
+            model.get_submodule(name).requires_grad_(True)
+        return model
+
+    def init(self, module: nn.Module, otherwise: Callable[[nn.Module], None]) -> None:
+        """First weights of a module: an adapter's own, or those of the architecture."""
+        if isinstance(module, Adapter):
+            module.reset_parameters()
+        else:
+            otherwise(module)
+
+    def locate(self, model: nn.Module, found: Mapping[str, Stored]) -> dict[str, Stored]:
+        """What a folder of the base model has, and first values for what it lacks.
+
+        `found` is about the base model, whose tensors peft calls by other names.
+        """
+        if self.is_peft:
+            renamed = baselines.stored_names(self.targets)
+            located = {renamed.get(name, name): stored for name, stored in found.items()}
+            added = {
+                n: t for n, t in model.state_dict().items() if ".lora_" in n or ".ranknum." in n
+            }
+            return located | {n: constant(torch.zeros(t.shape)) for n, t in added.items()}
+        located = dict(found)
+        for target in self.targets:
+            adapter = model.get_submodule(target.adapter)
+            assert isinstance(adapter, Adapter)
+            fold_rows = adapter.get_buffer("fold_a_CN").shape[0]
+            first = Adapter(
+                adapter.kind, target.shape.outputs, target.shape.inputs, adapter.rows, fold_rows
+            )
+            first.reset_parameters()
+            for name, tensor in first.state_dict().items():
+                located[f"{target.adapter}.{name}"] = constant(tensor)
+        return located
+
+    def split(self, samples: Samples) -> Samples:
+        """What is trained on: all samples but those that judge decisions."""
+        if not self._judges:
+            return samples
+        if self._parts is None:
+            self._parts = set_apart(samples, self.config.meta_share, self.seed)
+        return self._parts[0]
+
+    @property
+    def _judges(self) -> bool:
+        return self.config.method == "lelora"
+
+    def _steer_peft(self, training: Training, lessons: Lessons) -> Steering | None:
+        """First weights of peft's layers, and AdaLoRA's allocator."""
+        model, config = training.model, self.config
+        baselines.fill(model, self.targets, config, self.seed)
+        if config.method == "adalora":
+            return AdaLora(config, training, self.targets)
+        if config.method == "eva":
+            batches = [
+                {n: t.to(training.device) if isinstance(t, Tensor) else t for n, t in batch.items()}
+                for batch in map(lessons.practice, range(EVA_BATCHES))
+            ]
+            products = input_products(
+                model, self.targets, lambda b: lessons.loss(model, b), batches
+            )
+            give_directions(model, self.targets, products, config.rank)
+        return None
+
+    def steer(
+        self, task: Task, training: Training, school: Callable[[Part], School] | None = None
+    ) -> Steering | None:
+        """What happens between steps, if anything does; peft's layers get their first weights.
+
+        `school` is what a population would learn on, judged by the meta samples.
+        """
+        if self.config.population and school is None:
+            raise ValueError(
+                f"lelora.population={self.config.population} needs task lelora_classify: set "
+                "lelora.population=0"
+            )
+        size, train = training.micro_batch_size, task.train_samples()
+
+        def practice(number: int) -> Any:
+            first = (number * training.ranks + training.rank) * size
+            return task.collate([train[(first + n) % len(train)] for n in range(size)])
+
+        lessons = Lessons(task.loss, task.count, practice)
+        if self.is_peft:
+            return self._steer_peft(training, lessons)
+        if not self.has_adapters:
+            return None
+        meta = None
+        if self._judges:
+            assert self._parts is not None, "train_samples comes first"
+            meta = meta_batches(
+                self._parts[1], self.config.meta_samples, task.collate, task.count,
+                rank=training.rank, ranks=training.ranks, size=size,
+            )  # fmt: skip
+        taught = None
+        if self.config.population and school is not None and self._parts is not None:
+            taught = school(self._parts[1])
+        self.steering = LeloraSteering(self.config, training, self.targets, lessons, meta, taught)
+        return self.steering
+
+    def panels(self) -> list[dict[str, Any]]:
+        """What was decided so far."""
+        return self.steering.journal.panels() if self.steering is not None else []
+
+    def describe(self) -> dict[str, str]:
+        """Method and adapters, for the header."""
+        config = self.config
+        if self.is_peft:
+            what = f"peft's, rank {config.rank}, alpha {baselines.alpha(config):g}"
+            return {"method": f"{config.method}: {what}, {len(self.targets)} matrices"}
+        if not self.has_adapters:
+            what = "everything trains" if config.method == "full" else "only the classifier trains"
+            return {"method": f"{config.method}: {what}"}
+        words = f"{config.method}: {config.param}, rank {config.rank}, window {config.window}"
+        if config.method in ("lelora", "random"):
+            words += f", widths {config.widths}"
+            words += f"; {', '.join(config.actions)} decided every {config.period} steps"
+        if config.method == "lelora":
+            words += f" by {config.policy.net}, {config.policy.algo}, {config.credit} credit"
+        shapes = [(t.shape.outputs, t.shape.inputs) for t in self.targets]
+        found = {"method": words}
+        if shapes:
+            work = sum(map(svd_flops, shapes))
+            found["spectra"] = (
+                f"exact, once for a base model: {len(shapes)} matrices, {work:.1e} operations over all "
+                f"ranks, up to {max(map(svd_nbytes, shapes)) / 2**30:.2f} GiB at a time"
+            )
+        if self.steering is not None:
+            found["adapters"] = self.steering.words()
+        return found
+
+    def flops_share(self, model_parameters: float) -> float:
+        """Of a full step's operations: gradients of frozen weights are not worked out."""
+        if self.config.method == "full":
+            return 1.0
+        rows = self.config.rank
+        own = sum(rows * (t.shape.outputs + t.shape.inputs) for t in self.targets)
+        return (4 * model_parameters + 6 * own) / max(6 * model_parameters, 1)
+
+    @staticmethod
+    def add_export_arguments(parser: ArgumentParser) -> None:
+        """Adapter or merged weights."""
+        add_weight_arguments(parser)
+        parser.set_defaults(dtype=None)
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument("--adapter", action="store_true", help="a LoRA folder of peft (default)")
+        which.add_argument(
+            "--merge", action="store_true", help="whole weights, the adapter in them"
+        )
+        parser.add_argument(
+            "--rank", type=int, help="truncate the adapter to this rank (default: exact)"
+        )
+
+    def writes_adapter(self, options: Namespace) -> bool:
+        """Whether the adapter is to be written; sets the type of what is not given."""
+        adapter = (self.has_adapters or self.is_peft) and not options.merge
+        if options.dtype is None:
+            options.dtype = "float32" if adapter else "bfloat16"
+        return adapter
+
+    def _update(self, read: Read) -> Callable[[Target], tuple[Tensor, Tensor]]:
+        if self.is_peft:
+            return self._peft_update(read)
+
+        def update(target: Target) -> tuple[Tensor, Tensor]:
+            with torch.device("meta"):  # for its names
+                like = Adapter(self.config.param, target.shape.outputs, target.shape.inputs, 1, 1)
+            names = {name: f"{target.adapter}.{name}" for name in like.state_dict()}
+            found = read(list(names.values()))
+            return factors(self.config.param, {own: found[name] for own, name in names.items()})
+
+        return update
+
+    def _peft_update(self, read: Read) -> Callable[[Target], tuple[Tensor, Tensor]]:
+        if self.config.method not in baselines.EXPORTED:
+            raise ValueError(
+                f"lelora.method={self.config.method} is here to be compared with: only lelora and its "
+                f"ablations, {', '.join(baselines.EXPORTED)}, milora, loraxs, full and head are exported"
+            )
+
+        def update(target: Target) -> tuple[Tensor, Tensor]:
+            names = [f"{target.name}.lora_{letter}.default.weight" for letter in "AB"]
+            found = read(names)
+            scale = baselines.scaling(self.config)
+            return scale * found[names[1]].double(), found[names[0]].double()
+
+        return update
+
+    def export_adapter(
+        self, model: nn.Module, read: Read, out: Path, options: Namespace, base: str | None
+    ) -> str:
+        """Write a LoRA folder; returns what was written. Raises `ValueError`."""
+        if base is None:
+            raise ValueError(
+                "the base model has random weights, which no folder has: export with --merge, or train "
+                "with model.path"
+            )
+        saved = {
+            name: tensor
+            for head in self.heads
+            for name, tensor in read(
+                [f"{head}.{n}" for n in model.get_submodule(head).state_dict()]
+            ).items()
+        }
+        done = write_adapter(
+            out, self.targets, self._update(read), options.rank, base, self.task_type, saved,
+            self.linear, getattr(torch, options.dtype),
+        )  # fmt: skip
+        return f"LoRA, {done.words()}; check it with: python -m models.lelora.verify {base} OUT"
+
+    def whole_base(
+        self, task: Task, base: nn.Module, locate: Callable[[Any], Mapping[str, Any]]
+    ) -> nn.Module:
+        """The base model with its weights, on the CPU; `base` is the model without adapters, on meta."""
+        materialize(base, torch.device("cpu"), task.init_weights, self.seed)
+        folder = task.weights_folder()
+        if folder is not None:
+            load_safetensors(base, folder, locate)
+        return base
+
+    def merged(
+        self, task: Task, base: nn.Module, read: Read, locate: Callable[[Any], Mapping[str, Any]]
+    ) -> Read:
+        """A reader of whole weights with the adapter in them; `base` is the model without any, on meta.
+
+        Holds the base model in memory. Trained heads come from the checkpoint.
+        """
+        whole = self.whole_base(task, base, locate).state_dict()
+        targets = {f"{target.name}.weight": target for target in self.targets}
+        update = self._update(read)
+
+        def merged_read(names: Sequence[str]) -> dict[str, Tensor]:
+            found: dict[str, Tensor] = {}
+            for name in names:
+                if any(name.startswith(f"{head}.") for head in self.heads):
+                    found |= read([name])
+                elif name in targets:
+                    found[name] = merge(whole[name], targets[name], update)
+                else:
+                    found[name] = whole[name]
+            return found
+
+        return merged_read
+
+
+def constant(tensor: Tensor) -> Stored:
+    """Values that no folder has, where a name in a folder is asked for."""
+
+    def make(fetch: Fetch) -> Tensor:
+        del fetch
+        return tensor
+
+    return make

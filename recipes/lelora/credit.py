@@ -1,0 +1,259 @@
+"""How much each matrix did for the loss between two decisions.
+
+    M matrices; one more place, the last, is for all else that trains
+
+The loss falls along the way from the weights before to those after by the integral of its gradient, so
+each matrix has its part of the integral: Simpson's rule, with gradients on the same meta samples at the
+beginning, half-way and the end of a straight line. The parts add up to the drop, which is checked. The
+alternative sums, step by step, the next batch's gradient times the step, which costs no pass; but where
+steps are large it sees noise and curvature, and its sum had the wrong sign in most periods of our pilot.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parallel.fsdp import set_last_micro_batch
+from parallel.norm import copies
+from recipes.lelora.meta import MetaBatches
+from recipes.lelora.shards import local
+from recipes.task import Batch
+
+SIMPSON = ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A period on the meta samples."""
+
+    before: float
+    """Mean loss of a label."""
+    after: float
+    credit_M: Tensor
+    """Each matrix's part of the drop, in fp64 on the CPU."""
+    rest: float
+    """What else trained."""
+    reliability: float
+    """Correlation of the two halves' credit over matrices, for both halves together (Spearman-Brown)."""
+    gradient_M: Tensor
+    """Root of the mean square of the gradient at the end."""
+
+    @property
+    def gap(self) -> float:
+        """How far the credit is from adding up to the drop, as a share of the drop."""
+        total = float(self.credit_M.sum()) + self.rest
+        drop = self.before - self.after
+        return abs(total - drop) / max(abs(drop), 1e-12)
+
+
+class Parameters:
+    """The parameters that train, in an order, and which matrix each belongs to."""
+
+    def __init__(self, model: nn.Module, owners: Sequence[str]) -> None:
+        """`owners` are the adapters' names."""
+        self.size = len(owners)
+        self.named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        place = {name: number for number, name in enumerate(owners)}
+        self.places = [place.get(name.rpartition(".")[0], self.size) for name in self.named]
+        counts = [0] * (self.size + 1)
+        for at, parameter in zip(self.places, self.named.values(), strict=True):
+            counts[at] += parameter.numel()
+        self.counts_M = torch.tensor(counts, dtype=torch.float64)
+
+    def dots(self, left: Sequence[Tensor | None], right: Sequence[Tensor], out_M: Tensor) -> None:
+        """Add this rank's share of each matrix's inner products to `out_M`; no sum over ranks yet."""
+        world = dist.get_world_size() if dist.is_initialized() else 1
+        for place, parameter, a, b in zip(
+            self.places, self.named.values(), left, right, strict=True
+        ):
+            if a is not None and a.numel():
+                out_M[place] += (a.double() * b.double()).sum() / copies(parameter, world)
+
+    def gradients(self) -> list[Tensor | None]:
+        """This rank's parts."""
+        return [local(p.grad) if p.grad is not None else None for p in self.named.values()]
+
+    def values(self) -> list[Tensor]:
+        """This rank's parts: the storage itself."""
+        return [local(p.detach()) for p in self.named.values()]
+
+
+def added_up(tensor: Tensor) -> Tensor:
+    """Over all ranks, on the CPU."""
+    if dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor.cpu()
+
+
+class Meter:
+    """Losses and gradients on the meta samples."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[nn.Module, Batch], Tensor],
+        batches: MetaBatches,
+        parameters: Parameters,
+        ranks: int,
+        device: torch.device,
+    ) -> None:
+        self.model, self.task_loss, self.batches = model, loss, batches
+        self.parameters, self.ranks, self.device = parameters, ranks, device
+        own = torch.tensor(batches.own_count, dtype=torch.float64, device=device)
+        self.labels = max(float(added_up(own)), 1.0)
+
+    def _passes(self, half: int) -> Tensor:
+        """Gradients of one half's share of the mean loss; returns this rank's sum of the loss."""
+        for parameter in self.parameters.named.values():
+            parameter.grad = None
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for batch, counts in self.batches.halves[half]:
+            set_last_micro_batch(self.model, last=True, every=True)
+            loss = self.task_loss(self.model, _moved(batch, self.device)) * float(counts)
+            (loss * (self.ranks / self.labels)).backward()
+            total += loss.detach().double()
+        return total
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """Mean loss of a label, without gradients."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        with _evaluating(self.model):
+            for half in self.batches.halves:
+                for batch, counts in half:
+                    total += (
+                        self.task_loss(self.model, _moved(batch, self.device)).double() * counts
+                    )
+        return float(added_up(total)) / self.labels
+
+    def measure(self, before: Mapping[str, Tensor]) -> Measured:
+        """Simpson's rule from the parameters in `before` to those that there are."""
+        parameters = self.parameters
+        M = parameters.size + 1
+        values = parameters.values()
+        end = [value.clone() for value in values]
+        begin = [local(before[name]) for name in parameters.named]
+        step = [a - b for a, b in zip(end, begin, strict=True)]
+        sums = torch.zeros(3 * M + 2, dtype=torch.float64, device=self.device)
+        first_M, second_M, squares_M = sums[:M], sums[M : 2 * M], sums[2 * M : 3 * M]
+        with _evaluating(self.model):
+            for share, weight in SIMPSON:
+                with torch.no_grad():
+                    for value, b, s, e in zip(values, begin, step, end, strict=True):
+                        value.copy_(e if share == 1.0 else torch.add(b, s, alpha=share))
+                for half, out_M in enumerate((first_M, second_M)):
+                    loss = self._passes(half)
+                    gradients = parameters.gradients()
+                    parameters.dots(gradients, [-weight * s for s in step], out_M)
+                    if share == 1.0:
+                        known = [torch.empty(0) if g is None else g for g in gradients]
+                        parameters.dots(gradients, known, squares_M)
+                    if share != 0.5:
+                        sums[3 * M + int(share)] += loss
+        for parameter in parameters.named.values():
+            parameter.grad = None
+        found = added_up(sums)
+        halves = found[:M], found[M : 2 * M]
+        credit = halves[0] + halves[1]
+        squares = 4 * found[2 * M : 3 * M] / parameters.counts_M.clamp(min=1)  # two half losses
+        return Measured(
+            before=float(found[3 * M]) / self.labels,
+            after=float(found[3 * M + 1]) / self.labels,
+            credit_M=credit[:-1].clone(),
+            rest=float(credit[-1]),
+            reliability=reliability(halves[0][:-1], halves[1][:-1]),
+            gradient_M=squares[:-1].sqrt(),
+        )
+
+
+def reliability(first_M: Tensor, second_M: Tensor) -> float:
+    """Of the sum of two measurements, from their correlation r: 2 r / (1 + r), or r below 0."""
+    a, b = first_M - first_M.mean(), second_M - second_M.mean()
+    scale = float(a.norm() * b.norm())
+    if not scale > 0:
+        return 0.0
+    r = float((a * b).sum()) / scale
+    return 2 * r / (1 + r) if r > 0 else r
+
+
+class _evaluating:  # noqa: N801
+    """Without dropout inside."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __enter__(self) -> None:
+        self.model.eval()
+
+    def __exit__(self, *_: object) -> None:
+        self.model.train()
+        for module in self.model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()  # type: ignore[operator]
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return {n: v.to(device) if isinstance(v, Tensor) else v for n, v in batch.items()}
+
+
+class PathCredit:
+    """Step by step: the gradient of the next batch, times the step that led to where it is taken."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, parameters: Parameters, max_norm: float
+    ) -> None:
+        self.parameters, self.max_norm = parameters, max_norm
+        self.before = {name: p.detach().clone() for name, p in parameters.named.items()}
+        device = next((local(t).device for t in self.before.values()), torch.device("cpu"))
+        self.total_M = torch.zeros(parameters.size + 1, dtype=torch.float64, device=device)
+        self._now_M = torch.zeros_like(self.total_M)
+        self.on = True
+        optimizer.register_step_pre_hook(self._look)
+
+    def begin(self) -> None:
+        """From here on: what a switch changed is no step."""
+        self.total_M.zero_()
+        self._follow()
+
+    def _follow(self) -> None:
+        for before, value in zip(self.before.values(), self.parameters.values(), strict=True):
+            local(before).copy_(value)
+
+    @torch.no_grad()
+    def _look(self, *_: Any) -> None:
+        """Before a step: the gradient belongs to where the last step led."""
+        if not self.on:
+            return
+        values = self.parameters.values()
+        steps = [local(b) - v for v, b in zip(values, self.before.values(), strict=True)]
+        self._now_M.zero_()
+        self.parameters.dots(self.parameters.gradients(), steps, self._now_M)
+        self._follow()
+
+    def after_step(self, norm: Tensor) -> None:
+        """Undo the clipping, which came before the look, and add."""
+        clipped = torch.ones_like(self.total_M[0])
+        if self.max_norm:
+            clipped = torch.clamp(self.max_norm / (norm.double() + 1e-6), max=1.0)
+        self.total_M += torch.nan_to_num(self._now_M / clipped, 0.0, 0.0, 0.0)
+
+    def instead_of(self, measured: Measured) -> Measured:
+        """The same period with this credit. Collective."""
+        credit = added_up(self.total_M.clone())
+        return replace(measured, credit_M=credit[:-1].clone(), rest=float(credit[-1]))
+
+    def state(self) -> dict[str, Tensor]:
+        """Sums over all ranks, and the weights before the last step. Collective."""
+        before = {f"before/{name}": tensor.clone() for name, tensor in self.before.items()}
+        return {"total": added_up(self.total_M.clone()), **before}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from what `state` returned: rank 0 has the sums."""
+        first = not dist.is_initialized() or dist.get_rank() == 0
+        self.total_M.copy_(state["total"] * float(first))
+        for name, before in self.before.items():
+            local(before).copy_(local(state[f"before/{name}"]))

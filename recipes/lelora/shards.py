@@ -1,0 +1,107 @@
+"""Whole tensors of adapters whose parameters are sharded, and back into the shards.
+
+Every rank makes the same calls in the same order: gathering is collective, putting back is not.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from models.lelora.adapter import Adapter
+from parallel.torch_private import local_slices
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered(tensor: Tensor) -> Tensor:
+    """The whole of it, on every rank."""
+    whole = tensor.detach()
+    return whole.full_tensor() if isinstance(whole, DTensor) else whole
+
+
+@torch.no_grad()
+def put(tensor: Tensor, whole: Tensor) -> None:
+    """Make this rank's part of `tensor` that of `whole`."""
+    if isinstance(tensor, DTensor):
+        local(tensor).copy_(whole[local_slices(tensor)])
+    elif tensor.data_ptr() != whole.data_ptr():
+        tensor.copy_(whole)
+
+
+def whole_of(adapter: Adapter) -> dict[str, Tensor]:
+    """All tensors of an adapter, whole. Those that are not sharded are the adapter's own."""
+    named = (*adapter.named_parameters(), *adapter.named_buffers())
+    return {name: gathered(tensor) for name, tensor in named}
+
+
+def moments_of(adapter: Adapter, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """The moments of its parameters, whole; empty before the first step."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in adapter.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        found[name] = {key: gathered(state[key]) for key in MOMENTS if key in state}
+    return found
+
+
+def put_back(
+    adapter: Adapter,
+    optimizer: torch.optim.Optimizer,
+    whole: Mapping[str, Tensor],
+    moments: Mapping[str, Mapping[str, Tensor]],
+) -> None:
+    """The way back from `whole_of` and `moments_of`, once these were changed."""
+    for name, tensor in (*adapter.named_parameters(), *adapter.named_buffers()):
+        put(tensor, whole[name])
+    for name, parameter in adapter.named_parameters():
+        for key, value in moments[name].items():
+            put(optimizer.state[parameter][key], value)
+
+
+class Snapshot:
+    """A copy of all that trains, of its moments, and of the adapters' buffers, as this rank holds them.
+
+    What there is no moment of yet has a copy of zeros, so that tensors and shapes do not change.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model, self.optimizer = model, optimizer
+        self.tensors: dict[str, Tensor] = {}
+        self.take()
+
+    def _sources(self) -> dict[str, Tensor | None]:
+        found: dict[str, Tensor | None] = {}
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                found[name] = parameter.detach()
+                state = self.optimizer.state.get(parameter, {})
+                found |= {f"{key}/{name}": state.get(key) for key in MOMENTS}
+                found[f"step/{name}"] = state.get("step")
+        for name, buffer in self.model.named_buffers():
+            if ".adapter." in f".{name}":
+                found[name] = buffer
+        return found
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """Copy what there is now."""
+        for name, tensor in self._sources().items():
+            if tensor is not None:
+                self.tensors[name] = tensor.detach().clone()
+            elif name.startswith("step/"):
+                self.tensors[name] = torch.zeros(())
+            else:
+                self.tensors[name] = torch.zeros_like(self.tensors[name.partition("/")[2]])
+
+    @torch.no_grad()
+    def give_back(self) -> None:
+        """Make it what there is; identities stay."""
+        for name, tensor in self._sources().items():
+            if tensor is not None:
+                local(tensor).copy_(local(self.tensors[name]))

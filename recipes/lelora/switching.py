@@ -1,0 +1,155 @@
+"""The adapters of a run: what trains in each, on every rank alike.
+
+M matrices
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from models.lelora.adapter import factors
+from models.lelora.budget import cost
+from models.lelora.inject import Target, adapters_of, refresh
+from models.lelora.row_steps import RowSteps
+from models.lelora.spectrum import Atoms
+from models.lelora.switch import Directions, Switched, switch
+from models.lelora.windows import needed
+from parallel.torch_private import local_slices
+from recipes.lelora.brain import Brain, Setting
+from recipes.lelora.config import LeloraConfig
+from recipes.lelora.shards import moments_of, put_back, whole_of
+from recipes.lelora.spectra import find_spectra
+from recipes.task import Training
+
+
+class Adapters:
+    """All adapters, their directions, and the setting that they have."""
+
+    def __init__(
+        self, config: LeloraConfig, training: Training, targets: Sequence[Target], brain: Brain
+    ) -> None:
+        """Collective: decomposes what is not kept. No matrix trains anything yet."""
+        self.config, self.targets, self.brain = config, targets, brain
+        self.optimizer = training.optimizer
+        self.adapters = [adapters_of(training.model, targets)[target.name] for target in targets]
+        self.spectra = find_spectra(training.model, targets, self._wanted(), config.cache_dir)
+        self.atoms = [self.spectra.atoms[target.name] for target in targets]
+        self.norms_M = torch.stack([atoms.values_K.double().norm() for atoms in self.atoms])
+        self.row_steps = RowSteps(training.optimizer, self.adapters, local_slices)
+        M = len(targets)
+        self.setting = Setting((0,) * M, (-1,) * M, (1.0,) * M)
+        self.ages_M, self.moved_M = torch.zeros(M), torch.zeros(M)
+
+    def _wanted(self) -> dict[str, list[int]]:
+        """The components whose directions some setting may ask for."""
+        brain, wanted = self.brain, {}
+        kind = "principal" if self.config.window == "gaussian" else self.config.window
+        for target in self.targets:
+            key, k = f"{brain.seed}/{target.name}", target.shape.components
+            wanted[target.name] = needed(brain.space.windows, kind, brain.allowed, k, key)
+        return wanted
+
+    def apply(self, setting: Setting, budget: int) -> dict[str, object]:
+        """Switch every matrix whose setting is another, those that become cheaper first. Collective.
+
+        A switch that would lose too much of the fold is refused, and one that the budget has no room
+        for after that. If what stays is too much, the refused ones happen after all. Returns what was
+        done, in names and numbers.
+        """
+        before, M = self.setting, len(self.targets)
+        now = [before.of_matrix(matrix) for matrix in range(M)]
+        then = [setting.of_matrix(matrix) for matrix in range(M)]
+        changed = [matrix for matrix in range(M) if now[matrix] != then[matrix]]
+        gains = {m: self._cost(m, then[m]) - self._cost(m, now[m]) for m in changed}
+        spent = self.brain.cost(before)
+        refused: list[int] = []
+        done: list[Switched] = []
+        for matrix in sorted(changed, key=lambda m: (gains[m], m)):
+            fits = gains[matrix] <= 0 or spent + gains[matrix] <= budget
+            made = self._switch(matrix, then[matrix], self.config.fold_tolerance) if fits else None
+            if made is None or made.refused:
+                refused.append(matrix)
+                continue
+            done.append(made)
+            spent += gains[matrix]
+        for matrix in list(refused):
+            if spent > budget and gains[matrix] < 0:
+                done.append(self._switch(matrix, then[matrix], 1.0))
+                spent += gains[matrix]
+                refused.remove(matrix)
+        assert spent <= budget, f"{spent} trainable parameters exceed the {budget} allowed"
+        made_M = [now[m] if m in refused else then[m] for m in range(M)]
+        self.setting = Setting(*(tuple(values) for values in zip(*made_M, strict=True)))
+        for matrix in range(M):
+            moved = matrix in gains and matrix not in refused
+            self.moved_M[matrix] = float(moved)
+            self.ages_M[matrix] = 0.0 if moved else self.ages_M[matrix] + 1
+        return {
+            "switched": int(self.moved_M.sum()),
+            "rows": sum(switched.arrived + switched.left for switched in done),
+            "refused": [self.targets[matrix].name for matrix in refused],
+            "discarded": max((switched.discarded for switched in done), default=0.0),
+        }
+
+    def _cost(self, matrix: int, setting: tuple[int, int, float]) -> int:
+        return cost(self.config.param, self.targets[matrix].shape, setting[0])
+
+    def _switch(self, matrix: int, setting: tuple[int, int, float], tolerance: float) -> Switched:
+        width, start, scale = setting
+        adapter = self.adapters[matrix]
+        whole, moments = whole_of(adapter), moments_of(adapter, self.optimizer)
+        components = self.brain.components(matrix, width, start)
+        done = switch(
+            adapter.kind, whole, moments, components, scale, self._directions(matrix), tolerance
+        )
+        if not done.refused:
+            put_back(adapter, self.optimizer, whole, moments)
+            refresh(adapter, self.row_steps.horizon)
+        return done
+
+    def directions(self) -> list[Directions]:
+        """Of every matrix."""
+        return [self._directions(matrix) for matrix in range(len(self.targets))]
+
+    def _directions(self, matrix: int) -> Directions:
+        atoms = self.atoms[matrix]
+        if self.config.window != "gaussian":
+            return atoms.pick
+        key = f"{self.brain.seed}/{self.targets[matrix].name}"
+        return lambda components: gaussian(atoms, components, key)
+
+    def go_on(self, setting: Setting) -> None:
+        """After tensors were restored: what is known on the host follows from them."""
+        self.setting = setting
+        for adapter in self.adapters:
+            refresh(adapter, self.row_steps.horizon)
+
+    def drift(self) -> Tensor:
+        """Norm of each matrix's update, as a share of the matrix's. Collective."""
+        found = []
+        for adapter in self.adapters:
+            left, right = factors(adapter.kind, whole_of(adapter))
+            found.append(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
+        return torch.stack(found).cpu() / self.norms_M.clamp(min=1e-30)
+
+    def fingerprint(self) -> int:
+        """Of the buffers, which every rank has whole: equal where these are, bit for bit."""
+        total = torch.zeros((), dtype=torch.int64)
+        for adapter in self.adapters:
+            for buffer in adapter.buffers():
+                words = torch.int64 if buffer.element_size() == 8 else torch.int32
+                total = total.to(buffer.device) + buffer.contiguous().view(words).long().sum()
+        return int(total) % 2**50
+
+
+def gaussian(atoms: Atoms, components: Sequence[int], key: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Random directions of length 1 in the place of components; the same ones for a number and key."""
+    outputs, inputs = atoms.shape
+    right_rN = torch.zeros(len(components), inputs)
+    for row, component in enumerate(components):
+        digest = hashlib.blake2b(f"{key}/{component}".encode(), digest_size=7).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+        right_rN[row] = nn.functional.normalize(torch.randn(inputs, generator=generator), dim=0)
+    return torch.zeros(outputs, len(components)), torch.ones(len(components)), right_rN
