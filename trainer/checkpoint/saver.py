@@ -73,10 +73,10 @@ class Saver:
             staging.reserve(sizes_of(model, optimizer))
 
         def once(*_: Any) -> None:
-            hook.remove()
-            self._reserved = self._thread.submit(reserve)
+            if self._reserved is None:
+                self._reserved = self._thread.submit(reserve)
 
-        hook = optimizer.register_step_post_hook(once)
+        optimizer.register_step_post_hook(once)
 
     def save(
         self,

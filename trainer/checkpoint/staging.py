@@ -49,15 +49,16 @@ class Staging:
     ) -> dict[str, Any]:
         """Queue the copies of a nested state; its twin in host memory is filled when `wait` returns.
 
-        The optimizer's next step waits for them, on the device. Buffers may change before that, in a
-        forward pass, so they are cloned first. The copy before this one is overwritten.
+        The optimizer's next step waits for them, on the device. Whatever else there is may change
+        before that, as buffers do in a forward pass, so it is cloned first. The copy before this one is
+        overwritten.
         """
         if optimizer is not self._guarded:
             optimizer.register_step_pre_hook(lambda *_: self._hold_update())
             self._guarded = optimizer
-        buffers = {buffer.data_ptr() for buffer in model.buffers()}
+        held = {_local(tensor).data_ptr() for tensor in _updated(model, optimizer)}
         sources = [_local(value) for value in _leaves(state)]
-        sources = [s.clone() if s.data_ptr() in buffers else s for s in sources]
+        sources = [s if s.data_ptr() in held else s.clone() for s in sources]
         sizes = [source.nbytes for source in sources]
         self.reserve(sizes)
         rooms = [
@@ -110,11 +111,18 @@ def place(sizes: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
 
 
 def sizes_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[int]:
-    """Bytes of each tensor of this rank that a checkpoint will hold, but for random states."""
+    """Bytes of each tensor of this rank that a checkpoint will hold, but for what a task or the random
+    generator adds."""
+    return [_local(tensor).nbytes for tensor in (*_updated(model, optimizer), *model.buffers())]
+
+
+def _updated(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What changes in the optimizer's steps only: parameters that train, and moments."""
     moments = [value for state in optimizer.state.values() for value in state.values()]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    tensors = [*trained, *model.buffers(), *moments]
-    return [_local(value).nbytes for value in tensors if isinstance(value, Tensor)]
+    return [
+        *(parameter for parameter in model.parameters() if parameter.requires_grad),
+        *(value for value in moments if isinstance(value, Tensor)),
+    ]
 
 
 def _local(tensor: Tensor) -> Tensor:
