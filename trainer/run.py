@@ -178,7 +178,7 @@ def check_task(task: Task) -> None:
 def assemble(config: Config, invocation: Invocation, device: torch.device) -> Iterator[Job]:
     """Build every part on this rank, restore a checkpoint if asked to, and clean up at the end."""
     check_private_apis()
-    run_dir = _enter_run_dir(config)
+    run_dir = enter_run_dir(config)
     task = make_task(config)
     check_task(task)
     train_samples, eval_samples = task.train_samples(), task.eval_samples()
@@ -218,7 +218,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         raise
 
 
-def _enter_run_dir(config: Config) -> Path:
+def enter_run_dir(config: Config) -> Path:
     """Agree on the run folder, lock it unless our launcher has, and keep the console for rank 0."""
     problem, path = None, None
     if dist.get_rank() == 0:
