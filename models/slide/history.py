@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from models.slide.attention import Cache
+from models.slide.ids import Ints
 from models.slide.model import BEGIN, Slide
 from models.slide.trie import Trie
 
@@ -14,7 +15,7 @@ NOTHING = -1
 """In place of an item where there is none."""
 
 
-def pad_left(histories: Sequence[Sequence[int]], length: int) -> Tensor:
+def pad_left(histories: Sequence[Sequence[int] | Ints], length: int) -> Tensor:
     """The newest `length` items of each history, oldest first, NOTHING before them: (B, length)."""
     items_BH = np.full((len(histories), length), NOTHING, dtype=np.int64)
     for row, history in zip(items_BH, histories, strict=True):

@@ -55,7 +55,8 @@ class Slide(nn.Module):
         """
         x_BTD = nn.functional.embedding(tokens_BT, self.tokens_VD)
         if slots_BT is not None and self.slots_KD is not None:
-            slots_BTD = nn.functional.embedding((slots_BT - 1).clamp(min=0), self.slots_KD)
+            last = len(self.slots_KD) - 1  # padding and longer lists than were learnt
+            slots_BTD = nn.functional.embedding((slots_BT - 1).clamp(0, last), self.slots_KD)
             x_BTD = x_BTD + slots_BTD * (slots_BT > 0)[..., None]
         x_BTD = self.dropout(x_BTD)
         reads_history = cache is not None and not cache.prefix

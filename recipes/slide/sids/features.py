@@ -83,7 +83,7 @@ def _words(items: Items) -> list[list[str]]:
 
 def cooccurrence_features(split: Split, size: int, seed: int, window: int = 3) -> Tensor:
     """Positive pointwise mutual information of items met at most `window` apart, by SVD: (I, size)."""
-    first, second = training_pairs(split, window)
+    first, second, _, _ = training_pairs(split, window)
     first, second = np.concatenate([first, second]), np.concatenate([second, first])
     count_items = split.sequences.num_items
     pairs, counts = np.unique(first * count_items + second, return_counts=True)
@@ -96,16 +96,22 @@ def cooccurrence_features(split: Split, size: int, seed: int, window: int = 3) -
     return left_ID * strength_D.sqrt()
 
 
-def training_pairs(split: Split, window: int) -> tuple[Ints, Ints]:
-    """Earlier and later item of each pair of a user's training interactions at most `window` apart."""
+def training_pairs(split: Split, window: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Earlier and later item of each pair of a user's training interactions at most `window` apart.
+
+    And how far apart they are, and whose they are.
+    """
     items_E = split.sequences.items_E
     users_E = np.repeat(np.arange(split.sequences.num_users), np.diff(split.sequences.starts_X))
-    earlier, later = [], []
+    parts = [(items_E[:0],) * 4]
     for apart in range(1, window + 1):
         same = (users_E[apart:] == users_E[:-apart]) & split.in_training[apart:]
-        earlier.append(items_E[:-apart][same])
-        later.append(items_E[apart:][same])
-    return np.concatenate(earlier), np.concatenate(later)
+        earlier, later = items_E[:-apart][same], items_E[apart:][same]
+        parts.append((earlier, later, np.full_like(later, apart), users_E[apart:][same]))
+    earlier, later, distance, users = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
+    return earlier, later, distance, users
 
 
 def svd(

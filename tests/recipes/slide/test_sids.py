@@ -121,7 +121,9 @@ def test_cooccurrence_reads_training_only():
         for a in range(start, end)
         for b in range(a + 1, min(a + 4, end))
     )
-    assert sorted(zip(*map(np.ndarray.tolist, training_pairs(split, 3)), strict=True)) == expected
+    assert (
+        sorted(zip(*map(np.ndarray.tolist, training_pairs(split, 3)[:2]), strict=True)) == expected
+    )
 
 
 codes_of = st.lists(
