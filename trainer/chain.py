@@ -58,11 +58,7 @@ def run_chain(config: Config, plain: dict[str, Any], overrides: list[str], run: 
             continue
         code = run(its, overrides)
         if code != DONE:
-            again = f"run.dir={folder} trainer.resume=auto"
-            print(
-                f"{stage.name} ended with {code}: the same command with {again} goes on",
-                file=sys.stderr,
-            )
+            print(f"{stage.name} ended with exit code {code}", file=sys.stderr)
             return code
         if hasattr(tasks()[its["task"]["name"]], "export"):
             code = _export(Path(its["run"]["dir"]))

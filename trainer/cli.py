@@ -19,7 +19,7 @@ from trainer.compose import run_jobs
 from trainer.config import Config, build_config
 from trainer.data import check_enough, fingerprint
 from trainer.errors import CONFIG, DATA, DONE, ConfigError, RunError
-from trainer.launch import decide, slurm_environment, start_ranks, stopped_early
+from trainer.launch import CHAIN, decide, slurm_environment, start_ranks, stopped_early
 from trainer.plan import make_plan
 from trainer.plugins import tasks
 from trainer.run import check_task, make_task
@@ -51,15 +51,18 @@ def run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     return code
 
 
-def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
+def _run_job(
+    plain: dict[str, Any], overrides: list[str], sweep: bool, kind: str | None = None
+) -> int:
+    """`kind` says who started it, if nothing in the environment did."""
     config = build_config(plain)
-    kind = tasks()[config.task.name]
-    if is_chain(kind):
-        return run_chain(config, plain, overrides, partial(_run_job, sweep=True))
+    task_kind = tasks()[config.task.name]
+    if is_chain(task_kind):
+        return run_chain(config, plain, overrides, partial(_run_job, sweep=True, kind=CHAIN))
     gpus = torch.cuda.device_count()
     dry_run = config.trainer.dry_run
     place = decide(config.launch, config.parallel, os.environ, gpus, dry_run)
-    payload = {"config": plain, "kind": place.kind, "overrides": overrides}
+    payload = {"config": plain, "kind": kind or place.kind, "overrides": overrides}
     if place.kind == "slurm":
         os.environ |= slurm_environment(os.environ)
     if place.kind != "local" and not dry_run:
@@ -67,7 +70,7 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     if dry_run and not _is_first_rank():
         return DONE
     task = make_task(config)
-    if is_work(kind):
+    if is_work(task_kind):
         return _start_work(config, task, payload, place.world_size, sweep)
     make_plan(
         config, place.world_size, None, task.axes

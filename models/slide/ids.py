@@ -23,7 +23,7 @@ class SemanticIds:
     sizes: tuple[int, ...]
     """How many codes each level has."""
     ranks_I: Ints
-    """Among items with the same codes, the lower rank comes first in a list."""
+    """The place of an item among those with the same codes: 0 comes first in a list."""
 
     def __post_init__(self) -> None:
         codes_IL, sizes = self.codes_IL, np.array(self.sizes)
@@ -60,6 +60,9 @@ def make_ids(codes_IL: Ints, sizes: Sequence[int], popularity_I: Ints | None = N
     """IDs whose items with the same codes are ordered by popularity, then by number."""
     number_I = np.arange(len(codes_IL), dtype=np.int64)
     popularity_I = np.zeros_like(number_I) if popularity_I is None else popularity_I
+    _, group_I, counts = np.unique(codes_IL, axis=0, return_inverse=True, return_counts=True)
+    group_I = group_I.reshape(-1)
+    order = np.lexsort((number_I, -popularity_I, group_I))
     ranks_I = np.empty_like(number_I)
-    ranks_I[np.lexsort((number_I, -popularity_I))] = number_I
+    ranks_I[order] = number_I - (np.cumsum(counts) - counts)[group_I[order]]
     return SemanticIds(np.asarray(codes_IL, dtype=np.int64), tuple(map(int, sizes)), ranks_I)
