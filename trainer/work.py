@@ -97,5 +97,6 @@ def _report(
         return
     if figures:
         record.write({"kind": "eval", "step": 0, **figures})
-        print("  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+        widest = max(map(len, figures))
+        print("\n".join(f"{name:{widest}}  {value:.4g}" for name, value in figures.items()))
     print(f"done in {seconds:.0f} s; everything is in {short_path(run_dir)}")

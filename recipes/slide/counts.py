@@ -67,11 +67,13 @@ class Counts:
     def top(
         self, history: Sequence[int] | Ints, length: int, removed: Sequence[int] | Ints
     ) -> Ints:
-        """The best items, ties by number, without those `removed`."""
+        """The best items, ties by number, without those `removed`; NOTHING where no item is left."""
         scores = self.scores(history)
         scores[np.asarray(removed, dtype=np.int64)] = -1
         best = np.argsort(-scores, kind="stable")[:length]
-        return np.where(scores[best] >= 0, best, NOTHING)
+        found = np.full(length, NOTHING, dtype=np.int64)
+        found[: len(best)] = np.where(scores[best] >= 0, best, NOTHING)
+        return found
 
     def after(self, lasts_RW: Ints, candidates_RK: Ints, users_R: Ints | None = None) -> Floats:
         """The counts of each candidate after a row's last items, oldest first (NOTHING: none).

@@ -25,7 +25,7 @@ from models.slide.trie import Trie, build_trie
 from recipes.interactions.tables import Ints
 from recipes.slide.config import SequencesConfig
 from recipes.slide.data import Data
-from recipes.slide.metrics import by_stratum
+from recipes.slide.metrics import MISSED, by_stratum
 from recipes.slide.users import User, Users
 from recipes.slide.windows import Window, Windows
 from recipes.task import Batch, DataError, Samples
@@ -199,11 +199,11 @@ class GrTrainTask:
         return beam_search([model], trie, histories_BH, self.config.beams, nobody_BU)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
-        """Every user's place of the target (from 1 on; more than all: not in the list), at their own."""
+        """The place of each user's target (from 1 on), at the user's own place."""
         histories_BH, users_B = batch["histories_BH"], batch["users_B"]
         found_BK = self._search(model, self._trie(histories_BH.device), histories_BH).items_BK
         hit_BK = found_BK == batch["targets_B"][:, None]
-        place_B = torch.where(hit_BK.any(1), hit_BK.int().argmax(1), hit_BK.shape[1]) + 1
+        place_B = torch.where(hit_BK.any(1), hit_BK.int().argmax(1), MISSED) + 1
         places = torch.zeros(len(self.evaluated), dtype=torch.float64, device=users_B.device)
         return {"places": places.index_add(0, users_B, place_B.double())}
 

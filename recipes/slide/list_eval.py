@@ -140,7 +140,7 @@ class ListEvalTask:
             write_manifest(folder, STAGE, inputs, settings, [RESULT, *files])
         self._panels.result = result
         return {
-            f"{name}@{cut} {row.text}": result["rows"][row.text]["raw"][f"{name}@{cut}"]
+            f"{name}@{cut}_of_{row.text}": result["rows"][row.text]["raw"][f"{name}@{cut}"]
             for row in self.rows
             for cut in [min(10, self.config.length)]
             for name in ("recall", "ndcg")

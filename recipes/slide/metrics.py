@@ -14,12 +14,14 @@ from recipes.slide.sids.report import gini
 
 Floats = NDArray[np.float64]
 CUTS = (5, 10, 20)
+MISSED = 2**40
+"""In place of a place: beyond the end of any list."""
 
 
 def places(lists_XK: Ints, targets_X: Ints) -> Ints:
-    """Where each user's target is in the list, from 0 on; K where it is not."""
+    """Where each user's target is in the list, from 0 on; MISSED where it is not."""
     hit_XK = lists_XK == targets_X[:, None]
-    return np.where(hit_XK.any(1), hit_XK.argmax(1), lists_XK.shape[1]).astype(np.int64)
+    return np.where(hit_XK.any(1), hit_XK.argmax(1), MISSED).astype(np.int64)
 
 
 def gains(place_X: Ints, cut: int) -> dict[str, Floats]:
