@@ -19,7 +19,7 @@ def pad_left(histories: Sequence[Sequence[int] | Ints], length: int) -> Tensor:
     """The newest `length` items of each history, oldest first, NOTHING before them: (B, length)."""
     items_BH = np.full((len(histories), length), NOTHING, dtype=np.int64)
     for row, history in zip(items_BH, histories, strict=True):
-        newest = np.asarray(history[-length:], dtype=np.int64)
+        newest = np.asarray(history[max(len(history) - length, 0) :], dtype=np.int64)
         row[length - len(newest) :] = newest
     return torch.from_numpy(items_BH)
 

@@ -86,6 +86,7 @@ def test_a_trie_that_would_not_fit_is_an_error(monkeypatch):
 
 def test_histories_keep_the_newest():
     assert pad_left([[1, 2, 3], []], 2).tolist() == [[2, 3], [NOTHING, NOTHING]]
+    assert pad_left([[1, 2, 3]], 0).shape == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -196,10 +196,10 @@ def test_a_folder_of_sequences(tmp_path):
         read_source(where)
     (tmp_path / "events.parquet").unlink()
     (tmp_path / "items.jsonl").unlink()
-    (tmp_path / "movies.dat").write_bytes("1::Caf\xe9 (1999)::Drama|War\n".encode("latin-1"))
+    (tmp_path / "movies.dat").write_bytes("1::Amélie (2001)::Drama|War\n".encode("latin-1"))
     _, films = read_source(where)
     assert (films.texts[0], films.attributes[0], films.texts[1]) == (
-        "Café (1999)",
+        "Amélie (2001)",
         ["Drama", "War"],
         "",
     )
