@@ -44,9 +44,9 @@ class Recommender:
     ) -> list[list[tuple[str, float]]]:
         """For each history of item names, oldest first: the best items and their log-probabilities.
 
-        A list model writes its list in one greedy pass; a model of the next item, or either if `beams` is
-        given, is searched with so many beams. Items of the history are left out unless `again`. Raises
-        `ValueError` for an empty history and for an item that the model does not know.
+        A list model writes its list in one greedy pass; a model of the next item, or either if `beams`
+        is given, is searched with so many beams. Items of the history are left out unless `again`.
+        Raises `ValueError` for an empty history and for an item that the model does not know.
         """
         if length < 1 or batch_size < 1 or (beams is not None and beams < length):
             raise ValueError(
@@ -64,9 +64,8 @@ class Recommender:
             raise ValueError(f"history {user} is empty: give at least one item")
         for name in history:
             if name not in self.numbers:
-                raise ValueError(
-                    f"item {name} of history {user} is unknown: the model knows {len(self.numbers):,} items"
-                )
+                known = f"the model knows {len(self.numbers):,} items"
+                raise ValueError(f"item {name} of history {user} is unknown: {known}")
         return [self.numbers[name] for name in history]
 
     def _batch(
