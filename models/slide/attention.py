@@ -5,6 +5,7 @@ G places that a beam may write, g those that it has
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,20 @@ class Cache:
     """(B, H, P, E) each, by layer."""
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """(B, H, W, G, E) each, by layer."""
+    written: Any = None
+    """Where beams stand in an item, of a model with heads (`models.slide.heads.Written`)."""
 
     def keep(self, parents_BW: Tensor) -> None:
         """Go on with these of the beams; a beam may be there several times, or not at all."""
         self.own = [(_select(k, parents_BW), _select(v, parents_BW)) for k, v in self.own]
+        if self.written is not None:
+            self.written = self.written.keep(parents_BW)
 
     def forget(self) -> None:
         """What was written is gone; the histories stay."""
         self.filled = 0
+        if self.written is not None:
+            self.written = self.written.forget()
 
 
 def _select(x_BHWGE: Tensor, parents_BW: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from configs.values import at_least
+from configs.values import at_least, one_of
+
+CODES = ("steps", "heads")
 
 
 @dataclass(kw_only=True)
@@ -16,6 +18,9 @@ class SlideConfig:
     """Share of the values between layers that training leaves out."""
     max_history: int = 20
     """The newest so many items of a history are read."""
+    codes: str = "steps"
+    """How the codes of an item are predicted: steps (a pass of the layers for each) or heads (one pass
+    for all, and small heads that see the codes before theirs)."""
     list_length: int = 0
     """Items of the list that one greedy pass writes (task list_distill); 0: a model of the next item."""
 
@@ -23,6 +28,7 @@ class SlideConfig:
         for name in ("hidden_size", "num_layers", "num_heads", "max_history"):
             at_least(f"model.{name}", getattr(self, name), 1)
         at_least("model.list_length", self.list_length, 0)
+        one_of("model.codes", self.codes, CODES)
         if self.hidden_size % (2 * self.num_heads):
             raise ValueError(
                 f"model.hidden_size={self.hidden_size} does not split into {self.num_heads} heads of "

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from models.slide.build import Decoder
 from models.slide.history import NOTHING, read_history
-from models.slide.model import Slide
 from models.slide.trie import Trie
 
 
@@ -77,7 +77,9 @@ def _first_left(trie: Trie, state_BW: Tensor, used_BU: Tensor) -> Tensor:
 class Ensemble:
     """Models that read the same histories and write the same codes."""
 
-    def __init__(self, models: Sequence[Slide], trie: Trie, items_BH: Tensor, places: int) -> None:
+    def __init__(
+        self, models: Sequence[Decoder], trie: Trie, items_BH: Tensor, places: int
+    ) -> None:
         self.models = models
         begun = [read_history(model, trie, items_BH, places) for model in models]
         self.caches = [cache for cache, _ in begun]
@@ -109,7 +111,7 @@ class Ensemble:
 
 @torch.no_grad()
 def beam_search(
-    models: Sequence[Slide], trie: Trie, items_BH: Tensor, beams: int, exclude_BU: Tensor
+    models: Sequence[Decoder], trie: Trie, items_BH: Tensor, beams: int, exclude_BU: Tensor
 ) -> Lists:
     """The `beams` best items for each history (B, K = beams), none of which is in `exclude`.
 
@@ -140,7 +142,7 @@ def beam_search(
 
 @torch.no_grad()
 def greedy_list(
-    models: Sequence[Slide],
+    models: Sequence[Decoder],
     trie: Trie,
     items_BH: Tensor,
     length: int,

@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, load_model, save_file
 from torch import Tensor, nn
 
+from models.slide.build import Decoder, build
 from models.slide.config import SlideConfig
 from models.slide.ids import SemanticIds
-from models.slide.model import Slide
 
 Read = Callable[[Sequence[str]], dict[str, Tensor]]
 """Reads whole tensors by name."""
@@ -26,7 +26,7 @@ WEIGHTS, IDS, ABOUT = "model.safetensors", "ids.safetensors", "slide.json"
 class Exported:
     """What `write_folder` wrote."""
 
-    model: Slide
+    model: Decoder
     """In evaluation mode."""
     ids: SemanticIds
     names: Sequence[str]
@@ -61,7 +61,7 @@ def load_folder(folder: Path | str, device: torch.device | str = "cpu") -> Expor
         plain = json.loads((folder / ABOUT).read_text())
         arrays = {name: a.numpy() for name, a in load_file(folder / IDS).items()}
         ids = SemanticIds(arrays["codes_IL"], tuple(plain["sizes"]), arrays["ranks_I"])
-        model = Slide(SlideConfig(**plain["model"]), ids.sizes)
+        model = build(SlideConfig(**plain["model"]), ids.sizes)
         load_model(model, folder / WEIGHTS)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
         raise ValueError(f"{folder} is no exported folder: {str(error).splitlines()[0]}") from error

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from models.slide.decode import Lists
 
-Decoder = Callable[[Tensor, Tensor], Lists]
+Decode = Callable[[Tensor, Tensor], Lists]
 """From histories (B, H) and excluded items (B, U) to lists."""
 
 
-def captured(decoder: Decoder, items_BH: Tensor, exclude_BU: Tensor) -> Decoder:
+def captured(decoder: Decode, items_BH: Tensor, exclude_BU: Tensor) -> Decode:
     """The same decoder for inputs of exactly these shapes, on a GPU; elsewhere `decoder` itself.
 
     The lists that it returns are overwritten by its next call.

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from models.slide.attention import Cache
+from models.slide.build import Decoder
 from models.slide.ids import Ints
-from models.slide.model import BEGIN, Slide
+from models.slide.model import BEGIN
 from models.slide.trie import Trie
 
 NOTHING = -1
@@ -24,7 +25,7 @@ def pad_left(histories: Sequence[Sequence[int] | Ints], length: int) -> Tensor:
     return torch.from_numpy(items_BH)
 
 
-def read_history(model: Slide, trie: Trie, items_BH: Tensor, places: int) -> tuple[Cache, Tensor]:
+def read_history(model: Decoder, trie: Trie, items_BH: Tensor, places: int) -> tuple[Cache, Tensor]:
     """A cache with room for `places` codes a beam, and logits of the next first code (B, 1, C)."""
     H, L = model.config.max_history, trie.levels
     items_BH = items_BH[:, -H:]

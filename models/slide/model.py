@@ -77,19 +77,6 @@ class Slide(nn.Module):
         return x_BND @ self.tokens_VD[begin : begin + self.sizes[level]].T
 
 
-def init_weights(module: nn.Module) -> None:
-    """Initialise the direct parameters of one module of the model. Slots start at zero: a list model
-    that begins with a teacher's weights begins as the teacher."""
-    if isinstance(module, Slide):
-        nn.init.normal_(module.tokens_VD, std=STD)
-        if module.slots_KD is not None:
-            nn.init.zeros_(module.slots_KD)
-    elif isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=STD)
-    elif isinstance(module, nn.RMSNorm):
-        nn.init.ones_(module.weight)
-
-
 def offsets(sizes: Sequence[int]) -> list[int]:
     """The table's row of code 0 at each level."""
     return [1 + begin for begin in accumulate(sizes, initial=0)][:-1]

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from configs.values import at_least
+from models.slide.build import build, init_weights
 from models.slide.config import SlideConfig
 from models.slide.cost import training_flops
 from models.slide.decode import Lists, beam_search
 from models.slide.folder import Read, write_folder
 from models.slide.history import pad_left
-from models.slide.model import Slide, init_weights, training_inputs
+from models.slide.model import training_inputs
 from models.slide.trie import Trie, build_trie
 from recipes.interactions.tables import Ints
 from recipes.slide.config import SequencesConfig
@@ -110,10 +111,10 @@ class GrTrainTask:
     def build_model(self) -> nn.Module:
         """On the meta device."""
         with torch.device("meta"):
-            return Slide(self.model_config, self.data.ids.sizes)
+            return build(self.model_config, self.data.ids.sizes)
 
     def init_weights(self, module: nn.Module) -> None:
-        """See `models.slide.model.init_weights`."""
+        """See `models.slide.build.init_weights`."""
         init_weights(module)
 
     def weights_folder(self) -> Path | None:
@@ -243,8 +244,8 @@ class GrTrainTask:
         """Model, data, IDs."""
         model = self.model_config
         lines = {
-            "model": f"slide, {model.num_layers} layers x {model.hidden_size}, histories of "
-            f"{model.max_history}"
+            "model": f"slide, {model.num_layers} layers x {model.hidden_size}, codes by {model.codes}, "
+            f"histories of {model.max_history}"
             + (f", lists of {model.list_length}" if model.list_length else ""),
             **self.data.describe(),
         }

@@ -21,7 +21,9 @@ WARMUP, ROUNDS, SECONDS = 2, 50, 5.0
 def measure(
     row: Row, exported: Exported, trie: Trie, histories: Sequence[Ints], batch: int, length: int
 ) -> dict[str, Any]:
-    """Median and 95th percentile of a batch in ms, users per second, steps, and rows of all steps.
+    """Median and 95th percentile of a batch in ms, users per second, and passes of the layers.
+
+    `steps` passes follow each other, and have `row_steps` rows a user together.
 
     On a GPU the whole decoding is one CUDA graph, for every kind of row.
     """
@@ -37,10 +39,10 @@ def measure(
         _wait(device)
         times.append(time.perf_counter() - begin)
     taken = np.array(times[WARMUP:] or times)
-    L = trie.levels
-    steps, rows = (
-        (L, 1 + max(row.beams, length) * (L - 1)) if row.how == "beam" else (length * L,) * 2
-    )
+    passes = 1 if exported.model.config.codes == "heads" else trie.levels  # of the layers, an item
+    steps, rows = passes, 1 + max(row.beams, length) * (passes - 1)
+    if row.how != "beam":
+        steps = rows = length * passes
     return {
         "batch": batch,
         "ms": float(np.median(taken) * 1e3),

@@ -198,7 +198,7 @@ class ListDistillTask(GrTrainTask):
         if self._teacher is not None:
             check_same_ids(self._teacher, str(self.config.teacher), "task.teacher", self.data.ids)
             theirs, ours = self._teacher.model.config, self.model_config
-            for name in ("hidden_size", "num_layers", "num_heads"):
+            for name in ("hidden_size", "num_layers", "num_heads", "codes"):
                 if getattr(theirs, name) != getattr(ours, name):
                     raise DataError(
                         f"task.teacher={self.config.teacher} has model.{name}={getattr(theirs, name)}, "

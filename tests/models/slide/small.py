@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 
+from models.slide.build import build
 from models.slide.config import SlideConfig
 from models.slide.ids import make_ids
-from models.slide.model import Slide, training_inputs
+from models.slide.model import training_inputs
 from models.slide.trie import build_trie
 
 SIZES = (4, 5, 6)
@@ -23,17 +24,13 @@ def small_ids(items=40, sizes=SIZES, distinct=False, seed=0):
     return make_ids(codes, sizes, generator.integers(0, 3, items))
 
 
-def small_model(sizes=SIZES, seed=0, list_length=0):
+def small_model(sizes=SIZES, seed=0, list_length=0, codes="steps"):
     torch.manual_seed(seed)
     config = SlideConfig(
-        hidden_size=16,
-        num_layers=2,
-        num_heads=2,
-        max_history=5,
-        dropout=0.0,
-        list_length=list_length,
-    )
-    model = Slide(config, sizes)
+        hidden_size=16, num_layers=2, num_heads=2, max_history=5, dropout=0.0,
+        list_length=list_length, codes=codes,
+    )  # fmt: skip
+    model = build(config, sizes)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.double().eval()

@@ -25,10 +25,12 @@ def excluded(rows, user):
     return {item for item in rows[user].tolist() if item != NOTHING}
 
 
-@pytest.mark.parametrize("distinct", [True, False])
-@pytest.mark.parametrize("exclude", [NONE, SOME], ids=["all", "some excluded"])
-def test_a_wide_beam_is_the_order_of_all_items(distinct, exclude):
-    ids, model = small_ids(distinct=distinct), small_model()
+@pytest.mark.parametrize(
+    ("distinct", "exclude", "codes"),
+    [(True, NONE, "steps"), (False, SOME, "steps"), (False, SOME, "heads")],
+)
+def test_a_wide_beam_is_the_order_of_all_items(distinct, exclude, codes):
+    ids, model = small_ids(distinct=distinct), small_model(codes=codes)
     found = beam_search([model], trie_of(ids), pad_left(HISTORIES, 5), ids.num_items, exclude)
     for user, history in enumerate(HISTORIES):
         left = [i for i in range(ids.num_items) if i not in excluded(exclude, user)]
@@ -64,9 +66,9 @@ def naive_beam(model, ids, history, beams, exclude):
     return [item for group in items for item in group][:beams]
 
 
-@pytest.mark.parametrize("beams", [1, 3, 8])
-def test_a_narrow_beam_keeps_what_the_textbook_keeps(beams):
-    ids, model = small_ids(distinct=False), small_model()
+@pytest.mark.parametrize(("beams", "codes"), [(1, "steps"), (3, "heads"), (8, "steps")])
+def test_a_narrow_beam_keeps_what_the_textbook_keeps(beams, codes):
+    ids, model = small_ids(distinct=False), small_model(codes=codes)
     found = beam_search([model], trie_of(ids), pad_left(HISTORIES, 5), beams, SOME)
     for user, history in enumerate(HISTORIES):
         expected = naive_beam(model, ids, history, beams, excluded(SOME, user))
@@ -96,11 +98,11 @@ def naive_greedy(model, ids, history, length, exclude, feedback):
     return written
 
 
-@pytest.mark.parametrize("distinct", [True, False])
+@pytest.mark.parametrize(("distinct", "slots"), [(True, 0), (False, 8)])
 @pytest.mark.parametrize("feedback", [True, False])
-@pytest.mark.parametrize("slots", [0, 8])
-def test_a_greedy_list_is_the_textbooks(distinct, feedback, slots):
-    ids, model = small_ids(distinct=distinct), small_model(list_length=slots)
+@pytest.mark.parametrize("codes", ["steps", "heads"])
+def test_a_greedy_list_is_the_textbooks(distinct, feedback, slots, codes):
+    ids, model = small_ids(distinct=distinct), small_model(list_length=slots, codes=codes)
     found = greedy_list([model], trie_of(ids), pad_left(HISTORIES, 5), 8, SOME, feedback)
     for user, history in enumerate(HISTORIES):
         expected = naive_greedy(model, ids, history, 8, excluded(SOME, user), feedback)
@@ -118,8 +120,9 @@ def test_all_items_and_then_nothing():
         assert items[len(left) :] == [NOTHING] * (35 - len(left))
 
 
-def test_scores_of_a_greedy_list_are_those_of_its_items():
-    ids, model = small_ids(distinct=True), small_model(list_length=4)
+@pytest.mark.parametrize("codes", ["steps", "heads"])
+def test_scores_of_a_greedy_list_are_those_of_its_items(codes):
+    ids, model = small_ids(distinct=True), small_model(list_length=4, codes=codes)
     found = greedy_list([model], trie_of(ids), pad_left(HISTORIES, 5), 4, NONE)
     for user, history in enumerate(HISTORIES):
         written = []
@@ -161,9 +164,10 @@ def test_without_the_trie_codes_that_are_no_item_are_told():
     assert NOTHING in found.items_BK
 
 
-def test_no_step_asks_the_host():
+@pytest.mark.parametrize("codes", ["steps", "heads"])
+def test_no_step_asks_the_host(codes):
     """Tensors without data: whatever needed a number of them would fail."""
-    ids, model = small_ids(), small_model(list_length=3).float()
+    ids, model = small_ids(), small_model(list_length=3, codes=codes).float()
     with FakeTensorMode(allow_non_fake_inputs=True):
         trie, histories = trie_of(ids), pad_left(HISTORIES, 5)
         for found in (

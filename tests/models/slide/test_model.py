@@ -4,28 +4,31 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.slide.build import build, init_weights
 from models.slide.config import SlideConfig
 from models.slide.history import NOTHING, pad_left, read_history
 from models.slide.ids import SemanticIds, make_ids
-from models.slide.model import Slide, init_weights, training_inputs
+from models.slide.model import training_inputs
 from models.slide.trie import build_trie
 from tests.models.slide.small import HISTORIES, SIZES, small_ids, small_model, trie_of
 
 
-def test_a_padded_history_says_what_a_training_sequence_does():
+@pytest.mark.parametrize("codes", ["steps", "heads"])
+def test_a_padded_history_says_what_a_training_sequence_does(codes):
     """Left padding and a mask against one causal pass without either."""
-    ids, model = small_ids(distinct=True), small_model()
+    ids, model = small_ids(distinct=True), small_model(codes=codes)
     for length in (5, 9):  # more padding changes nothing
         _, logits_B1C = read_history(model, trie_of(ids), pad_left(HISTORIES, length), 1)
         for user, history in enumerate(HISTORIES):
             newest = history[-5:]
-            codes = torch.tensor(ids.codes_IL[[*newest, 0]])[None]
-            tokens, slots = training_inputs(codes, SIZES)
+            row = torch.tensor(ids.codes_IL[[*newest, 0]])[None]
+            tokens, slots = training_inputs(row, SIZES)
             torch.testing.assert_close(logits_B1C[user, 0], model(tokens, slots)[0][0, -1])
 
 
-def test_only_the_past_counts():
-    ids, model = small_ids(distinct=True), small_model()
+@pytest.mark.parametrize("kind", ["steps", "heads"])
+def test_only_the_past_counts(kind):
+    ids, model = small_ids(distinct=True), small_model(codes=kind)
     codes = torch.tensor(ids.codes_IL[[1, 2, 3, 4]])[None]
     changed = codes.clone()
     changed[0, 2, 1] = (changed[0, 2, 1] + 1) % SIZES[1]
@@ -38,9 +41,12 @@ def test_only_the_past_counts():
     assert same == [True] * (2 * 3 + 2) + [False] * 4  # from the next code on
 
 
-def test_slots_begin_as_nothing_and_are_only_for_lists():
-    config = SlideConfig(hidden_size=16, num_layers=1, num_heads=2, dropout=0.0, list_length=3)
-    model = Slide(config, SIZES)
+@pytest.mark.parametrize("kind", ["steps", "heads"])
+def test_slots_begin_as_nothing_and_are_only_for_lists(kind):
+    config = SlideConfig(
+        hidden_size=16, num_layers=1, num_heads=2, dropout=0.0, list_length=3, codes=kind
+    )
+    model = build(config, SIZES)
     for module in model.modules():
         init_weights(module)
     codes = torch.tensor(small_ids(distinct=True).codes_IL[[1, 2, 3]])[None]
@@ -114,6 +120,7 @@ def test_ids_differ_if_codes_or_order_do():
     [
         ({"hidden_size": 30}, "set model.hidden_size to a multiple of 8"),
         ({"dropout": 1.0}, "set model.dropout to 0 or more"),
+        ({"codes": "step"}, "set model.codes=steps"),
         ({"list_length": -1}, "set model.list_length to 0 or more"),
     ],
 )

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from models.slide.build import build
 from models.slide.config import SlideConfig
 from models.slide.cost import training_flops
 from models.slide.decode import beam_search, greedy_list
 from models.slide.folder import load_folder
 from models.slide.history import NOTHING, pad_left
-from models.slide.model import Slide
 from models.slide.trie import build_trie
 from parallel.weights import load_safetensors
 from recipes.slide.gr_train import GrTrainConfig
@@ -316,11 +316,12 @@ def test_samples_in_words(made):
     assert {"model", "data", "split", "ids", "samples"} <= set(task.survey())
 
 
-def test_flops_are_those_that_torch_counts():
+@pytest.mark.parametrize("codes", ["steps", "heads"])
+def test_flops_are_those_that_torch_counts(codes):
     from torch.utils.flop_counter import FlopCounterMode
 
-    config = SlideConfig(**{**SMALL, "num_layers": 2, "dropout": 0.0})
-    model = Slide(config, (8, 8, 8))
+    config = SlideConfig(**{**SMALL, "num_layers": 2, "dropout": 0.0, "codes": codes})
+    model = build(config, (8, 8, 8))
     with FlopCounterMode(display=False) as counter:
         sum(x.sum() for x in model(torch.zeros(3, 12, dtype=torch.int64))).backward()
     layers_and_outlets = 3 * training_flops(config, (8, 8, 8), 12)
