@@ -50,21 +50,6 @@ class Written:
         return Written(self.begun_BWD, nothing_BWD, nothing_BWD, 0, self.begun_BWD)
 
 
-class Head(nn.Module):
-    """One level's view of the hidden state."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.norm = nn.RMSNorm(hidden_size)
-        self.up = nn.Linear(hidden_size, hidden_size, bias=False)
-        self.down = nn.Linear(hidden_size, hidden_size, bias=False)
-
-    def forward(self, x_BND: Tensor) -> Tensor:
-        """(B, N, D)."""
-        x_BND = self.norm(x_BND)
-        return x_BND + self.down(nn.functional.gelu(self.up(x_BND)))
-
-
 class SlideHeads(nn.Module):
     """See the module's text; `forward` is that of `models.slide.model.Slide`."""
 
@@ -83,7 +68,9 @@ class SlideHeads(nn.Module):
             Layer(number, D, config.num_heads, config.dropout)
             for number in range(config.num_layers)
         )
-        self.heads = nn.ModuleList(Head(D) for _ in self.sizes)
+        # parameters of this module, not modules of their own: they are always used together
+        self.up_LDD = nn.Parameter(torch.empty(len(self.sizes), D, D))
+        self.down_LDD = nn.Parameter(torch.empty(len(self.sizes), D, D))
 
     def forward(
         self, tokens_BT: Tensor, slots_BT: Tensor | None = None, cache: Cache | None = None
@@ -161,5 +148,8 @@ class SlideHeads(nn.Module):
         return x_BND
 
     def _logits(self, x_BND: Tensor, level: int) -> Tensor:
+        """One level's head: a small network, and the rows that the level's codes have as inputs."""
+        x_BND = nn.functional.rms_norm(x_BND, x_BND.shape[-1:])
+        x_BND = x_BND + nn.functional.gelu(x_BND @ self.up_LDD[level]) @ self.down_LDD[level]
         begin = self.offsets[level]
-        return self.heads[level](x_BND) @ self.tokens_VD[begin : begin + self.sizes[level]].T
+        return x_BND @ self.tokens_VD[begin : begin + self.sizes[level]].T
