@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from models.slide.build import Decoder, build
 from models.slide.config import SlideConfig
 from models.slide.ids import SemanticIds
+from models.slide.trie import Trie, build_trie
 
 Read = Callable[[Sequence[str]], dict[str, Tensor]]
 """Reads whole tensors by name."""
@@ -35,6 +37,11 @@ class Exported:
     """What the writer said of where it comes from."""
     fingerprint: str
     """Of all that is in the folder."""
+
+    @cached_property
+    def trie(self) -> Trie:
+        """Of the IDs, where the model is."""
+        return build_trie(self.ids, self.model.tokens_VD.device)
 
 
 def write_folder(

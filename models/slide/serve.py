@@ -13,7 +13,6 @@ import torch
 from models.slide.decode import Lists, beam_search, greedy_list
 from models.slide.folder import Exported, load_folder, numbers_of
 from models.slide.history import NOTHING, pad_left
-from models.slide.trie import Trie, build_trie
 
 BEAMS = 50
 """Of a model of the next item, if the caller does not say."""
@@ -21,18 +20,16 @@ BEAMS = 50
 
 @dataclass(frozen=True)
 class Recommender:
-    """A model, the trie of its items, and their names."""
+    """A model, and the numbers that names of items stand for."""
 
     exported: Exported
-    trie: Trie
     numbers: Mapping[str, int]
 
     @classmethod
     def load(cls, folder: Path | str, device: torch.device | str = "cpu") -> "Recommender":
         """Read an exported folder. Raises `ValueError` for one that is none."""
         exported = load_folder(folder, device)
-        trie = build_trie(exported.ids, torch.device(device))
-        return cls(exported, trie, numbers_of(exported.names))
+        return cls(exported, numbers_of(exported.names))
 
     def recommend(
         self,
@@ -71,15 +68,16 @@ class Recommender:
     def _batch(
         self, rows: Sequence[list[int]], length: int, beams: int | None, again: bool
     ) -> list[list[tuple[str, float]]]:
-        model, device = self.exported.model, self.trie.child_NC.device
+        model, trie = self.exported.model, self.exported.trie
+        device = trie.child_NC.device
         items_BH = pad_left(rows, model.config.max_history).to(device)
         exclude_BU = pad_left(rows, 0 if again else max(map(len, rows))).to(device)
         lists: Lists
         if beams is None and model.config.list_length:
-            lists = greedy_list([model], self.trie, items_BH, length, exclude_BU)
+            lists = greedy_list([model], trie, items_BH, length, exclude_BU)
         else:
             width = max(beams or BEAMS, length)
-            lists = beam_search([model], self.trie, items_BH, width, exclude_BU)
+            lists = beam_search([model], trie, items_BH, width, exclude_BU)
         pairs = zip(lists.items_BK.tolist(), lists.scores_BK.tolist(), strict=True)
         names = self.exported.names
         return [

@@ -1,7 +1,6 @@
 """Task `slide`: all stages, one after the other, each given what those before it have left.
 
-sid_build ── gr_train ── beam_export ── list_distill ── list_eval
-    └───────────┴─────────────┴──────────────┴── sids ──────┘
+sid_build --- gr_train --- beam_export --- list_distill --- list_eval
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +57,7 @@ class SlideTask:
             "gr_train": {"sids": sids},
             "beam_export": {"sids": sids, "teachers": [teacher]},
             "list_distill": {"sids": sids, "lists": lists, "teacher": teacher},
-            "list_eval": {"sids": sids, "models": {"teacher": teacher, "student": student}},
+            "list_eval": {"models": {"teacher": teacher, "student": student}},
         }
         found = []
         for name in STAGES[: STAGES.index(self.config.until) + 1]:

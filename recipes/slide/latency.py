@@ -10,7 +10,6 @@ import torch
 from models.slide.folder import Exported
 from models.slide.graphs import captured
 from models.slide.history import pad_left
-from models.slide.trie import Trie
 from recipes.interactions.tables import Ints
 from recipes.slide.rows import Row, decoder
 
@@ -19,7 +18,7 @@ WARMUP, ROUNDS, SECONDS = 2, 50, 5.0
 
 
 def measure(
-    row: Row, exported: Exported, trie: Trie, histories: Sequence[Ints], batch: int, length: int
+    row: Row, exported: Exported, histories: Sequence[Ints], batch: int, length: int
 ) -> dict[str, Any]:
     """Median and 95th percentile of a batch in ms, users per second, and passes of the layers.
 
@@ -27,10 +26,10 @@ def measure(
 
     On a GPU the whole decoding is one CUDA graph, for every kind of row.
     """
-    device = trie.child_NC.device
+    device = exported.trie.child_NC.device
     repeated = [histories[n % len(histories)] for n in range(batch)]
     items_BH = pad_left(repeated, exported.model.config.max_history).to(device)
-    run = captured(decoder(row, exported, trie, length), items_BH, items_BH[:, :0])
+    run = captured(decoder(row, exported, length), items_BH, items_BH[:, :0])
     times: list[float] = []
     while len(times) < WARMUP + ROUNDS and sum(times[WARMUP:]) < SECONDS:
         _wait(device)
@@ -39,7 +38,8 @@ def measure(
         _wait(device)
         times.append(time.perf_counter() - begin)
     taken = np.array(times[WARMUP:] or times)
-    passes = 1 if exported.model.config.codes == "heads" else trie.levels  # of the layers, an item
+    one_pass = exported.model.config.codes == "heads"
+    passes = 1 if one_pass else exported.ids.levels  # of the layers, for an item
     steps, rows = passes, 1 + max(row.beams, length) * (passes - 1)
     if row.how != "beam":
         steps = rows = length * passes

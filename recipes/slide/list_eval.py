@@ -15,13 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from omegaconf import MISSING
 
 from collectives.host import all_sum, broadcast, gather_objects
 from configs.values import at_least, one_of
 from models.slide.folder import Exported
 from models.slide.history import NOTHING
-from models.slide.trie import Trie, build_trie
 from recipes.interactions.tables import Ints
 from recipes.slide.artefacts import write_atomically, write_manifest
 from recipes.slide.config import SequencesConfig
@@ -30,7 +28,7 @@ from recipes.slide.latency import measure
 from recipes.slide.rows import Row, parse_row, recommender, unconstrained
 from recipes.slide.split import HELD_OUT
 from recipes.slide.table import EvalPanels, compare
-from recipes.slide.teachers import check_same_ids, load_model
+from recipes.slide.teachers import check_same_data, load_model
 from recipes.task import DataError
 
 STAGE = "list_eval"
@@ -43,8 +41,6 @@ class ListEvalConfig:
     """The `task` node."""
 
     name: str = STAGE
-    sids: str = MISSING
-    """The folder of `sid_build`."""
     models: dict[str, str] = field(default_factory=dict)
     """Exported folders by a name of yours."""
     rows: list[str] = field(default_factory=lambda: ["popularity", "markov", "cooccurrence"])
@@ -81,7 +77,7 @@ class ListEvalTask:
         self, *, task: ListEvalConfig, model: Any, data: SequencesConfig, seed: int
     ) -> None:
         del model, seed
-        self.config, self.data = task, Data(data, task.sids)
+        self.config, self.data = task, Data(data)
         self.rows = [parse_row(text, task.models) for text in task.rows]
         if not self.rows:
             raise ValueError("task.rows is empty: set task.rows")
@@ -90,14 +86,14 @@ class ListEvalTask:
         self._panels = EvalPanels(self.reference)
 
     def check(self) -> None:
-        """Load the models, and compare them with data and IDs."""
+        """Load the models, and compare them with the data; each has IDs of its own."""
         self._models(torch.device("cpu"))
 
     def _models(self, device: torch.device) -> dict[str, Exported]:
         found = {}
         for name, folder in self.config.models.items():
             found[name] = load_model(folder, f"task.models.{name}", device)
-            check_same_ids(found[name], folder, f"task.models.{name}", self.data.ids)
+            check_same_data(found[name], folder, f"task.models.{name}", self.data)
         return found
 
     def describe(self) -> dict[str, str]:
@@ -113,7 +109,6 @@ class ListEvalTask:
     ) -> dict[str, float] | None:
         """Lists of the rows that are missing, then all figures."""
         models = self._models(device)
-        trie = build_trie(self.data.ids, device)
         lists: dict[str, dict[str, Ints]] = {}
         for row in self.rows:
             if all_sum([float(stopping())])[0]:
@@ -123,19 +118,19 @@ class ListEvalTask:
             if isinstance(kept, DataError):
                 raise kept
             if kept is None:
-                kept = self._lists(row, models, trie)
+                kept = self._lists(row, models)
                 if dist.get_rank() == 0:
                     _write(folder, row, made_from, kept)
             lists[row.text] = kept
         result = compare(lists, self.reference, self.data.split, self.config.part)
         if self.config.latency:
             if dist.get_rank() == 0:
-                self._time(result, models, trie)
+                self._time(result, models)
             broadcast(None)
         if dist.get_rank() == 0:
             inputs = {**self.data.inputs, **{n: m.fingerprint for n, m in models.items()}}
             write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
-            settings = {k: v for k, v in asdict(self.config).items() if k not in ("sids", "models")}
+            settings = {k: v for k, v in asdict(self.config).items() if k != "models"}
             files = [str(_file(folder, row).relative_to(folder)) for row in self.rows]
             write_manifest(folder, STAGE, inputs, settings, [RESULT, *files])
         self._panels.result = result
@@ -153,11 +148,11 @@ class ListEvalTask:
         model = models[row.model].fingerprint if row.model else ""
         return json.dumps([self.data.inputs, model, settings])
 
-    def _lists(self, row: Row, models: Mapping[str, Exported], trie: Trie) -> dict[str, Ints]:
+    def _lists(self, row: Row, models: Mapping[str, Exported]) -> dict[str, Ints]:
         """Raw and new lists of all users, and what a greedy pass writes without the trie."""
         config, split = self.config, self.data.split
         rank, ranks = dist.get_rank(), dist.get_world_size()
-        recommend = recommender(row, models, split, trie, config.length, config.counts)
+        recommend = recommender(row, models, split, config.length, config.counts)
         targets_X = split.targets(config.part)
         mine = np.arange(len(targets_X))[rank::ranks]
         parts: dict[str, list[Ints]] = {name: [] for name in LISTS}
@@ -168,9 +163,7 @@ class ListEvalTask:
             parts["raw"].append(recommend(histories, nothing))
             parts["new"].append(recommend(histories, histories))
             if row.how == "greedy" and row.model is not None:
-                parts["free"].append(
-                    unconstrained(models[row.model], trie, histories, config.length)
-                )
+                parts["free"].append(unconstrained(models[row.model], histories, config.length))
         found = {}
         for name, part in parts.items():
             if row.how != "greedy" and name == "free":
@@ -182,7 +175,7 @@ class ListEvalTask:
             found[name] = whole
         return found
 
-    def _time(self, result: dict[str, Any], models: Mapping[str, Exported], trie: Trie) -> None:
+    def _time(self, result: dict[str, Any], models: Mapping[str, Exported]) -> None:
         """Milliseconds of each model's row, beside its figures."""
         split, targets_X = self.data.split, self.data.split.targets(self.config.part)
         for row in self.rows:
@@ -194,7 +187,7 @@ class ListEvalTask:
                     for user in range(min(len(targets_X), max(self.config.latency)))
                 ]
                 result["rows"][row.text]["latency"] = [
-                    measure(row, exported, trie, histories, size, self.config.length)
+                    measure(row, exported, histories, size, self.config.length)
                     for size in self.config.latency
                 ]
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from models.slide.decode import Lists, beam_search, greedy_list
 from models.slide.folder import Exported
 from models.slide.history import NOTHING, pad_left
-from models.slide.trie import Trie
 from recipes.interactions.tables import Ints
 from recipes.slide.counts import Counts
 from recipes.slide.split import Split
@@ -68,7 +67,6 @@ def recommender(
     row: Row,
     models: Mapping[str, Exported],
     split: Split,
-    trie: Trie,
     length: int,
     counts_weight: float,
 ) -> Recommend:
@@ -83,10 +81,10 @@ def recommender(
         return by_counts
     model = models[row.model].model
     table = Counts(split, *COUNTS["cooccurrence"]) if row.counts else None
-    decode = decoder(row, models[row.model], trie, length)
+    decode = decoder(row, models[row.model], length)
 
     def by_model(histories: Sequence[Ints], removed: Sequence[Ints]) -> Ints:
-        device = trie.child_NC.device
+        device = models[str(row.model)].trie.child_NC.device
         longest = max(map(len, removed), default=0)
         found = decode(
             pad_left(histories, model.config.max_history).to(device),
@@ -102,15 +100,11 @@ def recommender(
     return by_model
 
 
-def decoder(
-    row: Row, exported: Exported, trie: Trie, length: int
-) -> Callable[[Tensor, Tensor], Lists]:
+def decoder(row: Row, exported: Exported, length: int) -> Callable[[Tensor, Tensor], Lists]:
     """How a model's row decodes histories (B, H) without the excluded items (B, U)."""
-    models = [exported.model]
+    models, trie, beams = [exported.model], exported.trie, max(row.beams, length)
     if row.how == "beam":
-        return lambda items_BH, out_BU: beam_search(
-            models, trie, items_BH, max(row.beams, length), out_BU
-        )
+        return lambda items_BH, out_BU: beam_search(models, trie, items_BH, beams, out_BU)
     feedback = row.how == "greedy"
     return lambda items_BH, out_BU: greedy_list(models, trie, items_BH, length, out_BU, feedback)
 
@@ -125,8 +119,9 @@ def reordered(
 
 
 @torch.no_grad()
-def unconstrained(exported: Exported, trie: Trie, histories: Sequence[Ints], length: int) -> Ints:
+def unconstrained(exported: Exported, histories: Sequence[Ints], length: int) -> Ints:
     """What a greedy pass writes if any code may follow: NOTHING for what is no item."""
+    trie = exported.trie
     padded = pad_left(histories, exported.model.config.max_history).to(trie.child_NC.device)
     found = greedy_list([exported.model], trie, padded, length, padded[:, :0], constrain=False)
     return found.items_BK.cpu().numpy()

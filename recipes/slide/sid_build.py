@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -23,7 +24,7 @@ from recipes.slide.sids.report import report
 from recipes.slide.sids.rqvae import rqvae
 from recipes.slide.sids.stored import NAME, STAGE, write_ids
 
-METHODS = ("kmeans", "rqvae", "given")
+METHODS = ("kmeans", "rqvae", "given", "items")
 REPORT = "sid_report.json"
 
 
@@ -34,7 +35,8 @@ class SidBuildConfig:
     name: str = STAGE
     method: str = "kmeans"
     """kmeans: residual k-means of the items' features; rqvae: by a trained autoencoder; given: as
-    data.ids_key has them."""
+    data.ids_key has them; items: one code, the item's number, which makes `gr_train` SASRec with full
+    cross-entropy."""
     levels: int = 3
     """Codes of an ID; one more with task.collisions=suffix."""
     codes: int = 256
@@ -66,8 +68,6 @@ class SidBuildConfig:
             at_least(f"task.{name}", getattr(self, name), 1)
         for name, low in (("codes", 2), ("cooccurrence", 0), ("seed", 0)):
             at_least(f"task.{name}", getattr(self, name), low)
-        if self.codes > 2**15:
-            raise ValueError(f"task.codes={self.codes}: set task.codes to 32768 or less")
         if self.method == "given" and self.collisions == "reassign":
             raise ValueError(
                 "task.collisions=reassign needs to know which codes are near, and given IDs do not say: "
@@ -98,7 +98,7 @@ class SidBuildTask:
         how = f"{config.method}, {config.levels} levels of {config.codes} codes"
         return {
             **self.data.describe(),
-            "ids": "given" if config.method == "given" else how,
+            "ids": config.method if config.method in ("given", "items") else how,
             "collisions": f"{config.collisions}, at most {config.cap} items an ID",
         }
 
@@ -130,6 +130,10 @@ class SidBuildTask:
     def _build(self, device: torch.device) -> tuple[SemanticIds, dict[str, Any]]:
         config, items = self.config, self.data.items
         features_ID: Tensor | None = None
+        if config.method == "items":
+            codes_IL = np.arange(len(items.names), dtype=np.int64)[:, None]
+            ids = make_ids(codes_IL, [len(items.names)])
+            return ids, report(codes_IL, codes_IL, ids.sizes, items, None, config.seed)
         if config.method == "given":
             before_IL = items.given_codes()
             sizes = list(collisions.sizes_of(before_IL))

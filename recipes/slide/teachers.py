@@ -34,6 +34,16 @@ def check_same_ids(found: Exported, folder: str, key: str, ids: SemanticIds) -> 
         )
 
 
+def check_same_data(found: Exported, folder: str, key: str, data: Data) -> None:
+    """Raise `DataError` if a model was trained on other sequences: on what is to be tested, perhaps."""
+    trained_on = found.about.get("inputs", {}).get("data")
+    if trained_on != data.sequences.fingerprint:
+        raise DataError(
+            f"{key}={folder} was trained on other data ({trained_on}, and data.* is "
+            f"{data.sequences.fingerprint}): set {key} to a model of this data"
+        )
+
+
 @dataclass(frozen=True)
 class Teachers:
     """Models that are asked together; with cross-fit, each only about users it did not train on."""
@@ -48,12 +58,7 @@ class Teachers:
         models = [load_model(folder, key, device) for folder in folders]
         for model, folder in zip(models, folders, strict=True):
             check_same_ids(model, folder, key, data.ids)
-            trained_on = model.about["inputs"]["data"]
-            if trained_on != data.sequences.fingerprint:
-                raise DataError(
-                    f"{key}={folder} was trained on other data ({trained_on}, and data.* is "
-                    f"{data.sequences.fingerprint}): set {key} to a model of this data"
-                )
+            check_same_data(model, folder, key, data)
         folds = {int(model.about.get("folds", 0)) for model in models}
         if len(folds) > 1:
             raise DataError(

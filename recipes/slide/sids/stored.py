@@ -22,7 +22,7 @@ def write_ids(folder: Path, ids: SemanticIds, names: NDArray[np.generic]) -> Non
 
     columns = {
         "item": pa.array([str(name) for name in names]),
-        "codes": pa.array(ids.codes_IL.tolist(), pa.list_(pa.int16(), ids.levels)),
+        "codes": pa.array(ids.codes_IL.tolist(), pa.list_(pa.int32(), ids.levels)),
         "rank": pa.array(ids.ranks_I, pa.int64()),
     }
     table = pa.table(columns).replace_schema_metadata({"sizes": " ".join(map(str, ids.sizes))})

@@ -79,5 +79,5 @@ def export_of(sids, teachers, data=PLANTED, **changes):
     return BeamExportTask(task=config, model=None, data=data, seed=0)
 
 
-def evaluation(sids, data=PLANTED, **changes):
-    return ListEvalTask(task=ListEvalConfig(sids=sids, **changes), model=None, data=data, seed=0)
+def evaluation(data=PLANTED, **changes):
+    return ListEvalTask(task=ListEvalConfig(**changes), model=None, data=data, seed=0)

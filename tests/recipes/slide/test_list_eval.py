@@ -4,14 +4,13 @@ import json
 
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 
 from models.slide.decode import beam_search, greedy_list
 from models.slide.folder import load_folder
 from models.slide.history import NOTHING, pad_left
-from models.slide.trie import build_trie
 from recipes.slide import latency
+from recipes.slide.config import SequencesConfig
 from recipes.slide.rows import parse_row
 from recipes.slide.sources import read_source
 from recipes.slide.split import Split
@@ -28,12 +27,14 @@ from tests.recipes.slide.stages import (
     teacher,
 )
 
-ROWS = ["popularity", "cooccurrence", "t:repeat", "s:greedy", "t:beam12+counts", "t:beam12"]
+ROWS = [
+    "popularity", "cooccurrence", "i:beam10", "t:repeat", "s:greedy", "t:beam12+counts", "t:beam12",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
 def made(tmp_path_factory):
-    """Semantic IDs, and two models by name."""
+    """Models by name, one of which has IDs of its own: it is SASRec."""
     one_rank()
     folder = tmp_path_factory.mktemp("made")
     sids = build_ids(folder / "sids", collisions="keep", cap=40, codes=6)  # some items share an ID
@@ -41,13 +42,15 @@ def made(tmp_path_factory):
         "t": exported(teacher(sids), folder / "teacher"),
         "s": exported(student(sids, source="real"), folder / "student", seed=1),
     }
-    yield sids, models
+    own = build_ids(folder / "items", method="items")
+    models["i"] = exported(teacher(own), folder / "sasrec", seed=2)
+    yield models
     dist.destroy_process_group()
 
 
-def on_ranks(folder, sids, models):
+def on_ranks(folder, models):
     latency.ROUNDS = 2
-    figures = done(evaluation(sids, models=models, rows=ROWS, latency=[2]), folder)
+    figures = done(evaluation(models=models, rows=ROWS, latency=[2]), folder)
     dist.barrier()
     return figures
 
@@ -55,7 +58,7 @@ def on_ranks(folder, sids, models):
 @pytest.fixture(scope="module")
 def whole(made, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return folder, on_ranks(folder, *made)
+    return folder, on_ranks(folder, made)
 
 
 def lists(folder, row):
@@ -64,9 +67,9 @@ def lists(folder, row):
 
 
 def test_rows_are_searches_for_each_user(made, whole):
-    _, models = made
+    models = made
     loaded = {name: load_folder(folder) for name, folder in models.items()}
-    trie = build_trie(loaded["t"].ids, torch.device("cpu"))
+    trie = loaded["t"].trie
     split = Split(read_source(PLANTED)[0])
     for user, event in list(enumerate(split.targets("test").tolist()))[::13]:
         history = split.history(user, event)
@@ -76,6 +79,7 @@ def test_rows_are_searches_for_each_user(made, whole):
                 "t:repeat": greedy_list([loaded["t"].model], trie, one, 10, out, feedback=False),
                 "s:greedy": greedy_list([loaded["s"].model], trie, one, 10, out),
                 "t:beam12": beam_search([loaded["t"].model], trie, one, 12, out),
+                "i:beam10": beam_search([loaded["i"].model], loaded["i"].trie, one, 10, out),
             }
             for row, found in expected.items():
                 assert lists(whole[0], row)[kind][user].tolist() == found.items_BK[0, :10].tolist()
@@ -119,7 +123,7 @@ def test_figures_are_those_of_the_lists(whole):
 
 
 def test_two_ranks_find_what_one_does(made, whole, tmp_path):
-    first, second = run_ranks(2, on_ranks, tmp_path, *made)
+    first, second = run_ranks(2, on_ranks, tmp_path, made)
     assert first == whole[1] == second
     for row in ROWS:
         one, two = lists(whole[0], row), lists(tmp_path, row)
@@ -127,26 +131,26 @@ def test_two_ranks_find_what_one_does(made, whole, tmp_path):
 
 
 def test_rows_that_are_done_are_not_done_again(made, whole, tmp_path):
-    sids, models = made
+    models = made
     asked = iter([False, False, True])
-    task = evaluation(sids, models=models, rows=ROWS)
+    task = evaluation(models=models, rows=ROWS)
     assert done(task, tmp_path, lambda: next(asked)) is None
     names = sorted(file.name for file in (tmp_path / "rows").iterdir())
     assert names == ["cooccurrence.npz", "popularity.npz"]
     when = {n: (tmp_path / "rows" / n).stat().st_mtime_ns for n in names}
-    assert done(evaluation(sids, models=models, rows=ROWS), tmp_path) == whole[1]
+    assert done(evaluation(models=models, rows=ROWS), tmp_path) == whole[1]
     assert all((tmp_path / "rows" / n).stat().st_mtime_ns == t for n, t in when.items())
     with pytest.raises(
         DataError, match="was made from another model, other data or other settings"
     ):
-        done(evaluation(sids, models=models, rows=ROWS, part="validation"), tmp_path)
+        done(evaluation(models=models, rows=ROWS, part="validation"), tmp_path)
     (tmp_path / "rows" / "popularity.npz").write_bytes(b"no")
     with pytest.raises(DataError, match=r"popularity.npz is damaged"):
-        done(evaluation(sids, models=models, rows=ROWS), tmp_path)
+        done(evaluation(models=models, rows=ROWS), tmp_path)
 
 
 def test_panels_are_plain_and_complete(made, whole):
-    task = evaluation(made[0], models=made[1], rows=ROWS, latency=[2])
+    task = evaluation(models=made, rows=ROWS, latency=[2])
     assert task.panels() == []
     done(task, whole[0])
     panels = task.panels()
@@ -156,13 +160,14 @@ def test_panels_are_plain_and_complete(made, whole):
     assert all(len(row) == len(raw["columns"]) for row in raw["rows"])
     assert None not in raw["rows"][0]
     assert curve["series"]["t:beam12"][-1][1] == pytest.approx(raw["rows"][-1][1])
-    assert [row[0] for row in times["rows"]] == ["t:repeat", "s:greedy", "t:beam12"]
+    assert [row[0] for row in times["rows"]] == ["i:beam10", "t:repeat", "s:greedy", "t:beam12"]
 
 
-def test_models_of_other_ids_are_refused(made, tmp_path):
-    others = build_ids(tmp_path / "sids", seed=1)
-    with pytest.raises(DataError, match=r"task.models.t=.* was trained with other semantic IDs"):
-        evaluation(others, models=made[1], rows=["t:greedy"]).check()
+def test_models_of_other_data_are_refused(made):
+    """They may have been trained on what is to be tested."""
+    other = SequencesConfig(source="planted", planted_users=61)
+    with pytest.raises(DataError, match=r"task.models.t=.* was trained on other data"):
+        evaluation(other, models=made, rows=["t:greedy"]).check()
 
 
 @pytest.mark.parametrize(
@@ -189,13 +194,13 @@ def test_rows_that_cannot_be(row, message):
 )
 def test_comparisons_that_cannot_be(made, change, message):
     with pytest.raises(ValueError, match=message):
-        evaluation(made[0], **change)
+        evaluation(**change)
 
 
 def test_a_list_may_be_longer_than_the_catalogue(made, tmp_path):
-    sids, models = made
+    models = made
     done(
-        evaluation(sids, models=models, rows=["popularity", "t:beam1", "s:greedy"], length=97),
+        evaluation(models=models, rows=["popularity", "t:beam1", "s:greedy"], length=97),
         tmp_path,
     )
     for row in ("popularity", "t:beam1", "s:greedy"):
