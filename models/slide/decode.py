@@ -149,12 +149,14 @@ def greedy_list(
     exclude_BU: Tensor,
     feedback: bool = True,
     constrain: bool = True,
+    noise: float = 0.0,
 ) -> Lists:
     """A list in one pass of `length` times L steps, each of which takes the likeliest code left.
 
     Without `feedback` no item sees those before it: an item-wise model, asked again and again for
     something else. Without `constrain` any code may be written, to see what the trie is for: what is no
-    item is NOTHING, and items may be there twice.
+    item is NOTHING, and items may be there twice. With `noise`, a temperature, codes are drawn instead:
+    the likeliest after Gumbel noise is a draw from the codes that are allowed.
     """
     L = trie.levels
     ensemble = Ensemble(models, trie, items_BH, length * L)
@@ -170,7 +172,8 @@ def greedy_list(
             allowed_BWC = walk.allowed(trie, codes_BU)[..., : trie.sizes[level]]
             if constrain:
                 logp_BWC = logp_BWC.masked_fill(~allowed_BWC, float("-inf"))
-            best_BW, code_BW = logp_BWC.max(2)
+            code_BW = (_noisy(logp_BWC / noise) if noise else logp_BWC).argmax(2)
+            best_BW = logp_BWC.gather(2, code_BW[..., None]).squeeze(2)
             total_BW = total_BW + best_BW
             walk = walk.step(trie, one_BW, code_BW, codes_BU)
             if level + 1 < L or (feedback and slot + 1 < length):
@@ -184,3 +187,25 @@ def greedy_list(
             ensemble.forget()
             logp_BWC = ensemble.first_B1C
     return Lists(used_BU[:, U:], torch.cat(scores, dim=1))
+
+
+def _noisy(logp_BWC: Tensor) -> Tensor:
+    uniform_BWC = torch.rand_like(logp_BWC).clamp(1e-20, 1 - 1e-7)
+    return logp_BWC - (-uniform_BWC.log()).log()
+
+
+@torch.no_grad()
+def allowed_along(trie: Trie, lists_BK: Tensor) -> list[list[Tensor]]:
+    """Which codes were allowed when these lists were written (B, C): of each item, of each level."""
+    codes_BKL = _used_codes(trie, lists_BK)
+    found = []
+    for slot in range(lists_BK.shape[1]):
+        walk = Walk.at_root(lists_BK[:, :slot])
+        one_BW = torch.zeros_like(walk.state_BW)
+        of_item = []
+        for level in range(trie.levels):
+            of_item.append(walk.allowed(trie, codes_BKL[:, :slot, level])[:, 0])
+            code_BW = codes_BKL[:, slot, level, None]
+            walk = walk.step(trie, one_BW, code_BW, codes_BKL[:, :slot, level])
+        found.append(of_item)
+    return found

@@ -78,6 +78,8 @@ class ListSample(NamedTuple):
     list_K: Ints
     """Without NOTHING; may be shorter than a full list."""
     weights_K: NDArray[np.float32]
+    target: int
+    """What really followed."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ class Distilled:
         elif config.order == "random":  # drawn for the row, the same in every epoch
             order = np.random.default_rng([row, 0]).permutation(len(items))
         weights = place_weights(scores, config)
-        return ListSample(self.rows.histories[row][-self.max_history :], items[order], weights)
+        history = self.rows.histories[row][-self.max_history :]
+        return ListSample(history, items[order], weights, target)
 
     def fingerprint(self) -> str:
         """Of the lists, and of what is made of them."""
@@ -168,7 +171,8 @@ class Followed:
         _, first = np.unique(ahead, return_index=True)
         followed = ahead[np.sort(first)][: self.length]
         history = self.split.history(user, event)[-self.max_history :]
-        return ListSample(history, followed, np.ones(len(followed), dtype=np.float32))
+        weights = np.ones(len(followed), dtype=np.float32)
+        return ListSample(history, followed, weights, int(followed[0]))
 
     def fingerprint(self) -> str:
         """Of the sequences."""
