@@ -32,7 +32,7 @@ PLANS = {
     "8B, recomputed": ["+recipe=llama8b_fsdp_tide", "trainer.micro_batch_size=1"],
 }  # fmt: skip
 MICRO_BATCHES = {"1B, recomputed, 4 micro-batches": 4}
-STEPS, EVERY = 60, 20
+STEPS, EVERY = 120, 60
 """Of a run that saves, and how often it does."""
 
 
@@ -42,15 +42,25 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
     parser.add_argument("--only", choices=["plans", "saving"])
     parser.add_argument("--rounds", type=int, default=2, help="of saving and not saving")
+    parser.add_argument("--folder", type=Path, help="where the runs are, and their checkpoints go")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.folder:
+        tempfile.tempdir = str(options.folder)
     rows: list[dict[str, Any]] = []
 
     def keep(row: dict[str, Any]) -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.json:
-            write(options.json, "runs", "cuda", {"gpus": options.gpus}, rows, summarize(rows))
+            write(
+                options.json,
+                "runs",
+                "cuda",
+                {"gpus": options.gpus, "folder": str(options.folder or "")},
+                rows,
+                summarize(rows),
+            )
 
     if options.only != "saving":
         for name, words in PLANS.items():
@@ -117,17 +127,16 @@ def saving(number: int, every: int, gpus: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         rows = _rows(words, folder)
         events = _events(folder)
-    # The first save allocates the memory that states are copied to: it is in the figure.
     counted = [row for row in rows if row["step"] > 10]
-    steps = 10 * len(counted)
     paused = sum(row["saving_seconds"] * 10 for row in counted)
     whole = sum(row["step_seconds"] * 10 for row in counted) + paused
     return {
         "what": "saving",
         "round": number,
         "every": every,
-        "ms_per_step": round(1000 * whole / steps, 2),
-        "paused_ms_per_save": round(1000 * paused / max((STEPS - 10) // EVERY, 1), 1),
+        "ms_per_step": round(1000 * whole / (10 * len(counted)), 2),
+        "ms_by_interval": [round(1000 * row["step_seconds"], 1) for row in rows],
+        "paused_ms": round(1000 * paused, 1),
         "write_seconds": [e["write_seconds"] for e in events if e["kind"] == "save"],
     }
 

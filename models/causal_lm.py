@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from configs.values import at_least, one_of
 from models import attention
+from models.precision import at_least_fp32
+from models.sharing import check_shareable
 
 ATTENTION = ("auto", "packed", "sdpa", "eager")
 
@@ -147,11 +149,13 @@ def local_folder(path: str) -> Path:
         ) from error
 
 
-def attention_kind(config: CausalLMConfig, hf_config: Any, packed: bool = True) -> str:
+def attention_kind(
+    config: CausalLMConfig, hf_config: Any, packed: bool = True, shared: bool = False
+) -> str:
     """`packed`, `sdpa` or `eager`: what `model.attention` means for this architecture.
 
-    `packed` says whether sequences hold several documents. Raises `ValueError` for architectures that
-    cannot keep these apart, and for those with a state, whatever is set.
+    `packed` says whether sequences hold several documents, `shared` whether ranks share them. Raises
+    `ValueError` for architectures that cannot do so, and for those with a state, whatever is set.
     """
     kind = _model_class(hf_config)
     if kind is None:  # code that came with the folder
@@ -171,6 +175,9 @@ def attention_kind(config: CausalLMConfig, hf_config: Any, packed: bool = True) 
             f"model.attention=packed cannot run model.type={hf_config.model_type}: set "
             "model.attention=auto"
         )
+    if shared:
+        check_shareable(hf_config, config.attention, pluggable and not (capped or drops))
+        return "packed"
     if config.attention != "auto":
         return config.attention
     if not pluggable and packed:
@@ -190,14 +197,16 @@ def _model_class(hf_config: Any) -> Any:
     return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
 
 
-def build_causal_lm(config: CausalLMConfig, hf_config: Any, packed: bool = True) -> nn.Module:
-    """The model on the meta device, in fp32 and in training mode; `packed` as in `attention_kind`.
+def build_causal_lm(
+    config: CausalLMConfig, hf_config: Any, packed: bool = True, shared: bool = False
+) -> nn.Module:
+    """The model on the meta device, in fp32 and in training mode; see `attention_kind`.
 
     Raises `ValueError` for sizes that the architecture cannot have.
     """
     from transformers import AutoModelForCausalLM
 
-    kind = attention_kind(config, hf_config, packed)
+    kind = attention_kind(config, hf_config, packed, shared)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -272,18 +281,18 @@ def attention_width(model: nn.Module) -> int:
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy in fp32, summed over the labels that are not -100.
+    """Cross-entropy in fp32 (fp64 of fp64), summed over the labels that are not -100.
 
     `logits` is (..., V), `labels` (...). All labels ignored gives 0, with a gradient of 0.
     """
     return nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="sum"
+        at_least_fp32(logits.flatten(0, -2)), labels.flatten(), ignore_index=-100, reduction="sum"
     )
 
 
 def next_token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """`next_token_loss` of each sequence: `logits` is (B, S, V), `labels` (B, S), the result (B,)."""
+    """`next_token_loss` of each label: `logits` is (B, S, V), `labels` and the result (B, S)."""
     losses = nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), labels.flatten(), ignore_index=-100, reduction="none"
+        at_least_fp32(logits.flatten(0, -2)), labels.flatten(), ignore_index=-100, reduction="none"
     )
-    return losses.view(labels.shape).sum(1)
+    return losses.view(labels.shape)

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from models.stored_weights import stored_form
+from models.stored_weights import stays_fp32, stored_form
 
 Read = Callable[[Sequence[str]], dict[str, Tensor]]
 """Reads whole tensors of the model, by the names of its state dict."""
@@ -34,7 +34,8 @@ def add_weight_arguments(parser: ArgumentParser) -> None:
 def write_hf_folder(model: nn.Module, read: Read, out: Path, options: Namespace) -> int:
     """Write `model` (of transformers, on meta) to the existing folder `out`; returns the bytes.
 
-    `options` are those of `add_weight_arguments`; what is not floating point keeps its type.
+    `options` are those of `add_weight_arguments`; what is not floating point keeps its type, and so does
+    what the architecture never rounds.
     """
     dtype, max_bytes = getattr(torch, options.dtype), options.max_file_gib * 2**30
     written: list[tuple[Path, list[str], int]] = []
@@ -47,7 +48,10 @@ def write_hf_folder(model: nn.Module, read: Read, out: Path, options: Namespace)
         waiting.clear()
 
     for names in layers(own_names(model)):
-        tensors = {name: _cast(tensor, dtype) for name, tensor in read(names).items()}
+        tensors = {
+            name: tensor if stays_fp32(model, name) else _cast(tensor, dtype)
+            for name, tensor in read(names).items()
+        }
         stored = {name: t.contiguous() for name, t in stored_form(model, tensors).items()}
         if waiting and _size(waiting) + _size(stored) > max_bytes:
             flush()

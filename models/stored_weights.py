@@ -70,6 +70,12 @@ def stored_form(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Te
     return {str(name): tensor for name, tensor in stored.items()}
 
 
+def stays_fp32(model: nn.Module, name: str) -> bool:
+    """Whether the architecture keeps a tensor in fp32 whatever the type of the others."""
+    kept = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return any(part in kept for part in name.split("."))
+
+
 def _convert(
     model: nn.Module, target: str, converter: Any, parts: list[tuple[str, str]], fetch: Fetch
 ) -> Tensor:

@@ -3,7 +3,8 @@
     replicate x shard x sequence x expert = world size
 
 Ranks that are neighbours in the last axis are neighbours on a node, so the axes that talk most
-come last. `shard` always exists; the others only where their size is above 1.
+come last. `shard` always exists; the others only where their size is above 1. Ranks that share samples
+(`sequence`) share weights, too: FSDP2 shards over both axes as one.
 """
 
 from dataclasses import dataclass, field
@@ -16,12 +17,22 @@ AXES = ("replicate", "shard", "sequence", "expert")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+SLIDING_WINDOW = ("exchange", "halo")
+
+
 @dataclass(kw_only=True)
 class SequenceConfig:
     """Sequence parallelism: one sample on several ranks."""
 
     size: int = 1
-    """Ranks that share a sample."""
+    """Ranks that share the tokens of a micro-batch, and the attention heads of each layer: Ulysses."""
+    sliding_window: str = "exchange"
+    """Layers with a sliding window. exchange: like all others; halo: tokens stay where they are, and
+    only keys and values of the window before them are fetched."""
+
+    def __post_init__(self) -> None:
+        at_least("parallel.sequence.size", self.size, 1)
+        one_of("parallel.sequence.sliding_window", self.sliding_window, SLIDING_WINDOW)
 
 
 @dataclass(kw_only=True)
@@ -31,7 +42,8 @@ class ParallelConfig:
     replicate: int = 1
     """Copies of the model (HSDP): gradients are averaged over them."""
     shard: int | None = None
-    """Ranks that share one copy of the weights; null: all that the other axes leave."""
+    """Ranks that share one copy of the weights and see different samples; null: all that the other axes
+    leave. With `sequence.size`, so many times as many share a copy."""
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     expert: int = 1
     """Ranks that share the experts of a mixture-of-experts layer."""
@@ -60,7 +72,6 @@ class ParallelConfig:
             at_least(f"parallel.{name}", getattr(self, name), 1)
         if self.shard is not None:
             at_least("parallel.shard", self.shard, 1)
-        at_least("parallel.sequence.size", self.sequence.size, 1)
         if self.prefetch is not None:
             at_least("parallel.prefetch", self.prefetch, 0)
         if not isinstance(self.reshard_after_forward, bool):
@@ -88,11 +99,14 @@ def mesh_shape(config: ParallelConfig, world_size: int) -> dict[str, int]:
         "expert": config.expert,
     }
     others = config.replicate * config.sequence.size * config.expert
-    shape = " x ".join(f"parallel.{axis}={size}" for axis, size in sizes.items() if size != 1)
+    keys = {axis: f"parallel.{axis}" for axis in sizes} | {"sequence": "parallel.sequence.size"}
+    shape = " x ".join(
+        f"{keys[axis]}={size}" for axis, size in sizes.items() if size not in (1, None)
+    )
     if config.shard is None:
         if world_size % others:
             raise ValueError(
-                f"{world_size} ranks cannot be split by {shape.replace('=None', '')}: set them to "
+                f"{world_size} ranks cannot be split by {shape}: set them to "
                 f"divisors of {world_size}, or launch.nproc to a multiple of {others}"
             )
         sizes["shard"] = world_size // others
@@ -101,7 +115,7 @@ def mesh_shape(config: ParallelConfig, world_size: int) -> dict[str, int]:
             f"{shape or 'parallel.shard=1'} needs {config.shard * others} ranks, but there are "
             f"{world_size}: set parallel.shard={max(world_size // others, 1)}, or null for the rest"
         )
-    few, shard = config.reshard_after_forward, sizes["shard"] or 1
+    few, shard = config.reshard_after_forward, (sizes["shard"] or 1) * config.sequence.size
     if not isinstance(few, bool) and shard % few:
         raise ValueError(
             f"parallel.reshard_after_forward={few} does not divide the {shard} ranks that weights are "
@@ -115,12 +129,29 @@ def data_parallel_size(shape: dict[str, int]) -> int:
     return shape.get("replicate", 1) * shape["shard"]
 
 
+def weight_shards(shape: dict[str, int]) -> int:
+    """Ranks that share one copy of the weights."""
+    return shape["shard"] * shape.get("sequence", 1)
+
+
+def averaging_ranks(shape: dict[str, int]) -> int:
+    """Ranks over which FSDP2 averages gradients."""
+    return shape.get("replicate", 1) * weight_shards(shape)
+
+
 def build_mesh(shape: dict[str, int], device_type: str) -> DeviceMesh:
     """The device mesh of `shape`; needs the default process group."""
     return init_device_mesh(device_type, tuple(shape.values()), mesh_dim_names=tuple(shape.keys()))
 
 
 def fsdp_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """The part of the mesh that FSDP2 shards over: `shard`, with `replicate` before it for HSDP."""
+    """What FSDP2 shards over: `shard` and `sequence` as one axis, with `replicate` before it for HSDP.
+
+    Every rank calls it, at the same place.
+    """
     names = mesh.mesh_dim_names or ()
+    if "sequence" in names:
+        at = names.index("shard")
+        names = names[: at + 1] + names[at + 2 :]
+        mesh = DeviceMesh(mesh.device_type, mesh.mesh.flatten(at, at + 1), mesh_dim_names=names)
     return mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]

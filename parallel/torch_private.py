@@ -47,3 +47,11 @@ def local_slices(tensor: Tensor) -> tuple[slice, ...]:
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     return tuple(slice(begin, begin + size) for begin, size in zip(offset, shape, strict=True))
+
+
+def dtensor_with(tensor: DTensor, local: Tensor) -> DTensor:
+    """The same sharded tensor with other local values, which may be on another device.
+
+    `DTensor.from_local` would move them to the mesh's device.
+    """
+    return DTensor(local, tensor._spec, requires_grad=False)

@@ -24,7 +24,9 @@ from models.causal_lm import (
     transformers_config,
 )
 from models.hf_folder import Read, add_weight_arguments, write_hf_folder
+from models.sharing import check_heads
 from models.stored_weights import Stored, locate, storage_rules
+from parallel.sequence import SequenceRanks, SharedRows
 from recipes.task import Batch
 from recipes.text import inspect
 from recipes.text.config import SequencesConfig, SourceConfig, TextConfig
@@ -32,6 +34,7 @@ from recipes.text.data import TextData
 from recipes.text.documents import Encoder, TextEncoder
 from recipes.text.mixture import Interleaved, Mixture
 from recipes.text.packing import IGNORED, Sequence_S, collate
+from recipes.text.sharing import own_part
 from recipes.text.tokenizers import Tokenizer, load_tokenizer
 
 
@@ -42,6 +45,15 @@ class PretrainConfig:
     name: str = "pretrain"
 
 
+def check_vocabulary(vocab_size: int, ids: int) -> None:
+    """Raise `ValueError` if the embedding has fewer rows than the tokenizer has ids."""
+    if vocab_size < ids:
+        raise ValueError(
+            f"model.vocab_size={vocab_size} is smaller than the tokenizer's {ids} ids: set "
+            f"model.vocab_size={ids} or more"
+        )
+
+
 class PretrainTask:
     """The trainer's first task; see `recipes.task.Task` for what each method promises."""
 
@@ -50,7 +62,7 @@ class PretrainTask:
         "model": CausalLMConfig,
         "data": TextConfig,
     }
-    axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})
+    axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard", "sequence"})
     library = "sources of Python's standard library"
     """What a source without files is made of."""
 
@@ -63,6 +75,7 @@ class PretrainTask:
         self._model: nn.Module | None = None
         self._storage_rules: list[Any] = []
         self._attention = ""
+        self._shared: SequenceRanks | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -73,12 +86,7 @@ class PretrainTask:
     def hf_config(self) -> Any:
         """The transformers configuration of the model; its vocabulary holds the tokenizer's."""
         config = transformers_config(self.model_config, self.tokenizer.size)
-        vocab_size = config.get_text_config().vocab_size
-        if vocab_size < self.tokenizer.size:
-            raise ValueError(
-                f"model.vocab_size={vocab_size} is smaller than the tokenizer's {self.tokenizer.size} "
-                f"ids: set model.vocab_size={self.tokenizer.size} or more"
-            )
+        check_vocabulary(config.get_text_config().vocab_size, self.tokenizer.size)
         return config
 
     def encoder(self, source: SourceConfig) -> Encoder:
@@ -96,9 +104,15 @@ class PretrainTask:
             library=self.library,
         )
 
+    def share_sequences(self, ranks: SequenceRanks) -> None:
+        """See `recipes.task.SharesSequences`."""
+        self._shared = ranks
+
     def check(self) -> None:
         """Load the tokenizer, find the model, and tokenize the corpus."""
         check_fits(self.hf_config, self.data_config.sequence_length)
+        if self._shared is not None:
+            check_heads(self.hf_config, self._shared.size)
         self.build_model()
         self.weights_folder()
         self.data.check()
@@ -106,10 +120,11 @@ class PretrainTask:
     def build_model(self) -> nn.Module:
         """The transformers model on the meta device."""
         packed = self.data_config.packing != "none"
-        model = build_causal_lm(self.model_config, self.hf_config, packed)
+        shared = self._shared is not None
+        model = build_causal_lm(self.model_config, self.hf_config, packed, shared)
         self._flops_per_token = 6.0 * matmul_parameters(model)
         self._flops_per_pair = 12.0 * attention_width(model)
-        self._attention = attention_kind(self.model_config, self.hf_config, packed)
+        self._attention = attention_kind(self.model_config, self.hf_config, packed, shared)
         self._model, self._storage_rules = model, storage_rules(model)
         return model
 
@@ -141,8 +156,11 @@ class PretrainTask:
         return self.data.held_out
 
     def collate(self, samples: Sequence[Sequence_S]) -> dict[str, Any]:
-        """See `recipes.text.packing.collate`."""
-        return collate(samples, self.tokenizer.end)
+        """See `recipes.text.packing.collate`; where ranks share sequences, this one's part."""
+        batch = collate(samples, self.tokenizer.end)
+        if self._shared is not None:
+            return own_part(batch, self._shared, self.tokenizer.end)
+        return batch
 
     def count(self, batch: Batch) -> int:
         """Labels that are not ignored."""
@@ -158,7 +176,10 @@ class PretrainTask:
         if self._attention == "packed":
             documents = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
             documents |= {f"max_length_{side}": batch["max_length"] for side in "qk"}
-            if tokens_BS.device.type == "cpu":  # no flash kernel: one mask serves all layers
+            if self._shared is not None:
+                shared_rows = SharedRows(self._shared, batch["layout"], boundaries)
+                documents["shared_rows"] = shared_rows
+            elif tokens_BS.device.type == "cpu":  # no flash kernel: one mask serves all layers
                 documents["attention_mask"] = document_mask(boundaries, *tokens_BS.shape)
         if documents or self.data_config.packing != "none":
             documents["position_ids"] = batch["positions_BS"]
@@ -171,14 +192,13 @@ class PretrainTask:
         """Summed loss and its count; with several sources, those of each, too."""
         if len(self.data.parts) == 1:
             return {"nats": self.loss(model, batch), "labels": float(batch["count"])}
-        labels_BS, sources_B = batch["labels_BS"], batch["sources_B"]
-        nats_B = next_token_losses(self._logits(model, batch), labels_BS)
-        labels_B = (labels_BS != IGNORED).sum(1)
-        sums: dict[str, Tensor | float] = {"nats": nats_B.sum(), "labels": labels_B.sum()}
+        nats_BS = next_token_losses(self._logits(model, batch), batch["labels_BS"])
+        learnt_BS = batch["labels_BS"] != IGNORED
+        sums: dict[str, Tensor | float] = {"nats": nats_BS.sum(), "labels": learnt_BS.sum()}
         for number in range(len(self.data.parts)):
-            here_B = sources_B == number
-            sums[f"nats/{number}"] = (nats_B * here_B).sum()
-            sums[f"labels/{number}"] = (labels_B * here_B).sum()
+            here_BS = batch["sources_BS"] == number
+            sums[f"nats/{number}"] = (nats_BS * here_BS).sum()
+            sums[f"labels/{number}"] = (learnt_BS & here_BS).sum()
         return sums
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from parallel.sequence import SequenceRanks
+
 Batch = Mapping[str, Any]
 """Tensors and plain numbers by name. The trainer moves the tensors to the device, nothing else."""
 
@@ -220,6 +222,20 @@ class Exports(Protocol):
 
         `model` is what `build_model` gave; `read` reads whole tensors by the names of its state dict:
         read a layer at a time. Returns what was written, in a few words.
+        """
+        ...
+
+
+@runtime_checkable
+class SharesSequences(Protocol):
+    """What a task has whose `axes` include `sequence`: ranks share the tokens of a micro-batch."""
+
+    def share_sequences(self, ranks: SequenceRanks, /) -> None:
+        """From now on, `collate` keeps this rank's tokens only, and `loss` works with the others.
+
+        Called before `check` with `ranks.group` None, to raise `ValueError` for what cannot be shared,
+        and again on each rank before `build_model`. All ranks of the group get the same samples; sums,
+        counts and flops are of a rank's own tokens.
         """
         ...
 

@@ -6,6 +6,7 @@ from trainer.startup import importing
 
 with importing():  # what is frozen here is not copied when a rank collects garbage
     for name in (
+        "recipes.hybrid",
         "recipes.pretrain",
         "recipes.sft",
         "torch.distributed.checkpoint.state_dict",

@@ -52,11 +52,11 @@ def run_evaluation(job: Job) -> bool:
 def update(job: Job, step: Step) -> Outcome:
     """One optimizer step.
 
-    FSDP2 averages gradients over ranks and the loss is a sum over labels, so each micro-batch's
-    loss is scaled by ranks / labels: the result is the mean over all labels of the step.
+    FSDP2 averages gradients over ranks and the loss is a sum over this rank's labels, so each
+    micro-batch's loss is scaled by ranks / labels: the result is the mean over all labels of the step.
     """
     model, optimizer, optim, clock = job.model, job.optimizer, job.config.optim, job.clock
-    scale = job.plan.data_parallel / max(step.count, 1)
+    scale = job.plan.averaging_ranks / max(step.count, 1)
     total = torch.zeros((), device=job.device)
     for number, micro in enumerate(step.micros, start=1):
         set_last_micro_batch(

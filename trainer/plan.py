@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from parallel.mesh import data_parallel_size, mesh_shape
+from parallel.mesh import averaging_ranks, data_parallel_size, mesh_shape, weight_shards
 from recipes.task import DataError
 from trainer.config import Config
 from trainer.errors import ConfigError
@@ -23,6 +23,16 @@ class Plan:
     eval_batch_size: int
     steps: int
     """Optimizer steps of the whole run."""
+
+    @property
+    def weight_shards(self) -> int:
+        """Ranks that share one copy of the weights."""
+        return weight_shards(self.mesh)
+
+    @property
+    def averaging_ranks(self) -> int:
+        """Ranks over which gradients are averaged: those that have tokens of their own."""
+        return averaging_ranks(self.mesh)
 
 
 def make_plan(

@@ -15,10 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from collectives.host import all_sum, broadcast
 from parallel.fsdp import Chosen, choose_collectives, parallelize
-from parallel.mesh import build_mesh
+from parallel.mesh import SequenceConfig, build_mesh
+from parallel.sequence import SequenceRanks
 from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
-from recipes.task import DataError, Samples, Task
+from recipes.task import DataError, Samples, SharesSequences, Task
 from trainer import rundir, stop
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.loader import find, load
@@ -159,11 +160,21 @@ def make_task(config: Config) -> Task:
     """The task that the configuration names."""
     kind = tasks()[config.task.name]
     try:
-        return kind(
+        task = kind(
             task=config.task, model=config.model, data=config.data, seed=config.trainer.seed
         )
+        share_sequences(task, config.parallel.sequence)
+        return task
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def share_sequences(task: Task, sequence: SequenceConfig, mesh: DeviceMesh | None = None) -> None:
+    """Tell a task which ranks share its sequences, if any do; None: not known yet."""
+    if sequence.size > 1 and isinstance(task, SharesSequences):
+        rank = mesh.get_local_rank("sequence") if mesh else 0
+        group = mesh.get_group("sequence") if mesh else None
+        task.share_sequences(SequenceRanks(sequence.size, rank, group, sequence.sliding_window))
 
 
 def check_task(task: Task) -> None:
@@ -186,6 +197,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     check_enough(train_samples, config.trainer.batch_size)
     plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
     mesh = build_mesh(plan.mesh, device.type)
+    share_sequences(task, config.parallel.sequence, mesh)
     model, chosen = _build_model(config, task, mesh, device)
     job = Job(
         config=config,
@@ -201,6 +213,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         guard=Guard(config.trainer.nonfinite_limit),
         watch=Watch(config, invocation, plan, run_dir, device, chosen),
     )
+    job.saver.prepare(model, job.optimizer, device)
     try:
         checkpoint = find(config.trainer.resume, job.saver.checkpoints)
         if checkpoint is not None:

@@ -4,8 +4,9 @@ file.
     python -m benchmarks.repacking.calibrate [--device cpu|cuda] [--quick] [--out FILE] [--base NAME]
     torchrun --nproc-per-node=8 -m benchmarks.repacking.calibrate --device cuda    # all-to-alls, too
 
-What cannot be measured here keeps the value and the source of the base file: all-to-alls that need more
-ranks, links between nodes where there is one node, the peak. Every time is the median of several, of
+What cannot be measured here keeps the value and the source of the base file: links between nodes where
+there is one node, the peak, all-to-alls where there is one rank. Wider all-to-alls than can be measured
+are taken to be as fast as the widest that was. Every time is the median of several, of
 forward and backward together, in bf16 on GPUs and fp32 on the CPU.
 """
 
@@ -28,12 +29,15 @@ from torch.nn import functional as F
 
 from benchmarks.repacking.workloads import CONSTANTS, read_constants
 from benchmarks.results import machine, versions
+from models.attention import documents_attention
 from parallel.repacking.calibration import load, read
 from parallel.repacking.shape import ModelShape
+from parallel.sequence import Documents
 
 # Legend: L tokens, H heads, D head dim, M hidden, B tokens of a block, k blocks that a query sees.
 
-ATTENTION_LENGTHS = {"cuda": (2048, 4096, 8192, 16384, 32768, 65536), "cpu": (256, 512, 1024, 2048)}
+ATTENTION_LENGTHS = {"cuda": (256, 1024, 4096, 16384, 65536), "cpu": (64, 256, 1024, 2048)}
+"""Of samples; the longest is also how many tokens are attended to in one call."""
 SPARSE_LENGTH = {"cuda": 32768, "cpu": 2048}
 ROWS = {"cuda": 16384, "cpu": 256}
 HEADS = {"cuda": 8, "cpu": 2}
@@ -89,14 +93,21 @@ def train(output: Callable[[], Tensor], *inputs: Tensor) -> Callable[[], Any]:
 
 def full_attention(bench: Bench, D: int) -> dict[str, float]:
     """The rate on long samples, and the length of half that rate: a line through seconds an
-    operation."""
-    H = HEADS[bench.kind]
+    operation.
+
+    Samples are packed, as in training: one call attends to as many short ones as there are tokens in
+    the longest.
+    """
+    H, tokens = HEADS[bench.kind], max(ATTENTION_LENGTHS[bench.kind])
     per_flop, inverse = [], []
+    q, k, v = (bench.randn(tokens, H, D) for _ in range(3))
     for L in ATTENTION_LENGTHS[bench.kind]:
-        q, k, v = (bench.randn(1, H, L, D) for _ in range(3))
-        attend = train(partial(F.scaled_dot_product_attention, q, k, v, is_causal=True), q, k, v)
-        seconds = bench.seconds("full attention", attend, length=L, heads=H)
-        per_flop.append(seconds / (3 * 4 * H * D * L * (L + 1) / 2))
+        lengths = [L] * (tokens // L)
+        cu_seq_lens = torch.arange(0, tokens + 1, L, dtype=torch.int32, device=bench.device)
+        samples = Documents(cu_seq_lens, lengths)
+        attend = train(partial(documents_attention, q, k, v, samples, samples), q, k, v)
+        seconds = bench.seconds("full attention", attend, length=L, heads=H, samples=len(lengths))
+        per_flop.append(seconds / (3 * 4 * H * D * len(lengths) * L * (L + 1) / 2))
         inverse.append(1 / L)
     # seconds a flop = a + b / L, each length weighted by how well it is known relative to its size.
     weight = 1 / np.array(per_flop)

@@ -41,11 +41,11 @@ from parallel.repacking.baselines import mixed
 from parallel.repacking.children import lower_bound, solve_children
 from parallel.repacking.cost import CostModel
 from parallel.repacking.exact import solve_exactly
-from parallel.repacking.exchange import exchange, site1_counts, site2_counts
 from parallel.repacking.heads import HeadMap
 from parallel.repacking.layout import Ints
 from parallel.repacking.plan import Plan
 from parallel.repacking.planner import Planner, RepackingConfig
+from parallel.repacking.sizes import exchange_sizes, site1_counts, site2_counts
 
 Row = dict[str, Any]
 Constants = dict[str, Any]
@@ -120,10 +120,10 @@ def everything_that_a_rank_needs(
     at = rank - group.first_rank
     layout.positions(at)
     layout.segments(at)
-    exchange(layout, HeadMap(*heads, group.width), at)
+    exchange_sizes(layout, HeadMap(*heads, group.width), at)
     first = child_.first_rank - group.first_rank
     inside = layout.part(first, first + child_.width)
-    exchange(inside, HeadMap(*heads, child_.width), rank - child_.first_rank)
+    exchange_sizes(inside, HeadMap(*heads, child_.width), rank - child_.first_rank)
     return plan
 
 

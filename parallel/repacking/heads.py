@@ -5,10 +5,14 @@ N heads that travel to one rank: its query heads, and the key/value heads that t
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from parallel.repacking.layout import Ints
+
+Blocks = tuple[tuple[tuple[int, int], ...], ...]
+"""For each rank, which heads of each tensor belong to it: from and to."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,17 @@ class HeadMap:
         if begin == end:
             return 0, 0
         return begin * self.num_kv // self.num_q, (end - 1) * self.num_kv // self.num_q + 1
+
+    @cached_property
+    def qkv_blocks(self) -> Blocks:
+        """Site 1: heads of queries, keys and values."""
+        kv = [self.kv_range(rank) for rank in range(self.width)]
+        return tuple((self.q_range(rank), kv[rank], kv[rank]) for rank in range(self.width))
+
+    @cached_property
+    def q_blocks(self) -> Blocks:
+        """Site 2: heads of the attention's output."""
+        return tuple((self.q_range(rank),) for rank in range(self.width))
 
     @property
     def q_per_rank(self) -> Ints:

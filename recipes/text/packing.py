@@ -247,9 +247,9 @@ def collate(sequences: Sequence[Sequence_S], end: int) -> dict[str, Any]:
     """Join sequences into a batch; those that are shorter than the longest are padded with `end`.
 
     `tokens_BS`, `labels_BS`, `positions_BS` are int64; `cu_seq_lens` is int32 and bounds the pieces
-    in the flattened B*S tokens; `sources_B` numbers the sources. Plain numbers: `max_length` of a
-    piece, `count` of labels, `padding` tokens, and, without padding, `pairs` of a query with a key
-    that it may see.
+    in the flattened B*S tokens; `sources_BS`, here (B, 1), numbers the sources. Plain numbers:
+    `max_length` of a piece, `count` of labels, `padding` tokens, and, without padding, `pairs` of a
+    query with a key that it may see.
     """
     length = max(len(s.tokens_S) for s in sequences)
     sequences = [_padded(s, length, end) for s in sequences]
@@ -263,7 +263,7 @@ def collate(sequences: Sequence[Sequence_S], end: int) -> dict[str, Any]:
         "tokens_BS": torch.from_numpy(np.stack([s.tokens_S for s in sequences])),
         "labels_BS": torch.from_numpy(labels),
         "positions_BS": torch.from_numpy(np.stack([s.positions_S for s in sequences])),
-        "sources_B": torch.tensor([s.source for s in sequences]),
+        "sources_BS": torch.tensor([s.source for s in sequences])[:, None],
         "cu_seq_lens": torch.from_numpy(cu_seq_lens),
         "max_length": int(lengths.max()),
         "count": int((labels != IGNORED).sum()),

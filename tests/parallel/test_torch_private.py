@@ -4,7 +4,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from parallel.torch_private import check_private_apis, local_slices
+from parallel.torch_private import check_private_apis, dtensor_with, local_slices
 from tests.ranks import run_ranks
 
 
@@ -29,6 +29,18 @@ def test_slices_are_what_torch_shards():
     ]:
         run_ranks(4, check_slices, shape, dims)
     assert local_slices(torch.zeros(2, 3)) == (slice(0, 2), slice(0, 3))
+
+
+def check_other_values():
+    grid = init_device_mesh("cpu", (2,))
+    sharded = distribute_tensor(torch.zeros(5, 3), grid, [Shard(0)])
+    other = dtensor_with(sharded, torch.ones_like(sharded.to_local()))
+    assert (other.shape, other.placements, other.requires_grad) == ((5, 3), (Shard(0),), False)
+    torch.testing.assert_close(other.full_tensor(), torch.ones(5, 3))
+
+
+def test_a_sharded_tensor_with_other_values():
+    run_ranks(2, check_other_values)
 
 
 def test_fsdp2_is_one_that_tide_knows():

@@ -44,6 +44,17 @@ def one_process(tmp_path_factory):
         (4, ["parallel.node_size=2", "parallel.reshard_after_forward=2"]),
         (4, ["parallel.replicate=2", "parallel.activation_checkpointing=selective"]),
         (2, ["trainer.micro_batch_size=2", "parallel.reduce_every_micro_batch=true"]),
+        (2, ["parallel.sequence.size=2"]),
+        (
+            4,
+            [
+                "parallel.sequence.size=2",
+                "parallel.replicate=2",
+                "trainer.micro_batch_size=2",
+                "parallel.activation_checkpointing=selective",
+                "collectives=stock",
+            ],
+        ),
     ],
 )
 def test_losses_equal_one_process_for_20_steps(one_process, ranks, changes, tmp_path):
@@ -83,14 +94,15 @@ def test_a_killed_run_started_again_ends_with_the_same_weights(tmp_path):
 
 
 def test_resuming_on_another_number_of_ranks(tmp_path):
-    """Two ranks for six steps, then three: the losses of one process all the way."""
+    """Two ranks, then two that share sequences, then three: the losses of one process all the way."""
     common = [*SMALL, "run.dir=r", "trainer.resume=auto", "trainer.batch_size=12"]
-    for ranks, steps in ((2, 6), (3, 9)):
-        code, output = train(*common, f"trainer.steps={steps}", ranks=ranks, cwd=tmp_path)
+    for ranks, steps, shared in ((2, 4, 1), (2, 6, 2), (3, 9, 1)):
+        words = [f"trainer.steps={steps}", f"parallel.sequence.size={shared}"]
+        code, output = train(*common, *words, ranks=ranks, cwd=tmp_path)
         assert code == 0, output
     alone = [*SMALL, "run.dir=a", "trainer.batch_size=12", "launch.nproc=1"]
     # The schedule knows the number of steps, so the reference must be extended in the same way.
-    for steps in (6, 9):
+    for steps in (4, 6, 9):
         code, output = program(
             *alone, f"trainer.steps={steps}", "trainer.resume=auto", cwd=tmp_path
         )

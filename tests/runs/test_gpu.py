@@ -124,3 +124,20 @@ def test_compiled_blocks_train_the_same(tmp_path):
         )  # fmt: skip
         assert code == 0, output
     assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), abs=2e-2)
+
+
+@two_gpus
+@pytest.mark.parametrize(
+    "model",
+    [[], ["model.type=mistral", "+model.config.sliding_window=9", "parallel.sequence.sliding_window=halo"]],
+)  # fmt: skip
+def test_two_gpus_that_share_sequences_agree_with_one(model, tmp_path):
+    found = []
+    for size in (1, 2):
+        code, output = run(
+            *SMALL, *BF16, *model, f"launch.nproc={size}", f"parallel.sequence.size={size}",
+            "model.attention=packed", "trainer.steps=10", f"run.dir={size}", cwd=tmp_path,
+        )  # fmt: skip
+        assert code == 0, output
+        found.append(losses(tmp_path / str(size)))
+    assert found[1] == pytest.approx(found[0], abs=2e-2)

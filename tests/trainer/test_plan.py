@@ -1,7 +1,7 @@
 import pytest
 
 from models.causal_lm import CausalLMConfig
-from parallel.mesh import ParallelConfig
+from parallel.mesh import ParallelConfig, SequenceConfig
 from recipes.pretrain import PretrainConfig
 from recipes.task import DataError
 from recipes.text.config import TextConfig
@@ -40,6 +40,7 @@ def test_epochs_limit_the_steps():
         (3, {}, {"batch_size": 32}, "cannot be split over 3 ranks: set trainer.batch_size=33"),
         (2, {}, {"batch_size": 32, "micro_batch_size": 5}, "set trainer.micro_batch_size to a divisor of 16"),
         (2, {"shard": 3}, {}, "parallel.shard=3 needs 3 ranks, but there are 2"),
+        (2, {"sequence": SequenceConfig(size=2)}, {}, "parallel.sequence.size=2: task pretrain cannot run on the axis sequence"),
         (2, {"expert": 2}, {}, "parallel.expert=2: task pretrain cannot run on the axis expert"),
     ],
 )  # fmt: skip

@@ -18,7 +18,7 @@ class CheckpointConfig:
     at_end: bool = True
     """Save after the last step."""
     background: bool = True
-    """Write while training goes on: a step waits only until its state is copied to host memory."""
+    """Write while training goes on, from a copy in host memory as large as the state."""
 
     def __post_init__(self) -> None:
         at_least("checkpoint.every", self.every, 0)

@@ -1,6 +1,6 @@
 """Writing checkpoints while training goes on, and the order in which that is safe.
 
-    every rank   copy the state to host memory            the step waits for this only
+    every rank   queue copies of the state to host memory     (trainer/checkpoint/staging.py)
     in background, all ranks together:
     every rank   write its shards, sync, checksum them
     rank 0       write trainer.json, then manifest.json: complete
@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
 from collectives.host import broadcast, gather_objects
@@ -31,6 +30,7 @@ from trainer.checkpoint import manifest
 from trainer.checkpoint.config import CheckpointConfig
 from trainer.checkpoint.durable import write_durably
 from trainer.checkpoint.folder import Checkpoints
+from trainer.checkpoint.staging import Staging, sizes_of
 from trainer.checkpoint.state import tensors_of
 from trainer.errors import CheckpointError
 
@@ -52,12 +52,31 @@ class Saver:
         self.config, self.checkpoints = config, Checkpoints(run_dir / "checkpoints")
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Saved] | None = None
-        self._stager: BlockingAsyncStager | None = None
+        self._staging: Staging | None = None
+        self._reserved: Future[None] | None = None
         self._group: dist.ProcessGroup | None = None
 
     def due(self, step: int) -> bool:
         """Whether the configuration asks for a checkpoint after this step."""
         return self.config.every > 0 and step % self.config.every == 0
+
+    def prepare(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
+    ) -> None:
+        """After the first update, when all of the state exists, take host memory for copies of it."""
+        if not (self.config.background and self.config.every and device.type == "cuda"):
+            return
+        staging = self._staging = Staging(device)
+
+        def reserve() -> None:
+            torch.cuda.set_device(device)  # of this thread, which writes checkpoints later
+            staging.reserve(sizes_of(model, optimizer))
+
+        def once(*_: Any) -> None:
+            hook.remove()
+            self._reserved = self._thread.submit(reserve)
+
+        hook = optimizer.register_step_post_hook(once)
 
     def save(
         self,
@@ -78,7 +97,11 @@ class Saver:
         if self._group is None:  # a group of its own: the main thread goes on using the default one
             self._group = dist.new_group(backend="gloo")
         if self.config.background:
-            staged = self._stage(state, device)
+            if self._reserved is not None:
+                self._reserved.result()
+            if self._staging is None:
+                self._staging = Staging(device)
+            staged = self._staging.copy(state, model, optimizer)
             self._pending = self._thread.submit(self._write, staged, plain, begin)
         else:
             self._pending = Future()
@@ -99,18 +122,12 @@ class Saver:
         pending, self._pending = self._pending, None
         return pending.result() if pending is not None else None
 
-    def _stage(self, state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-        """A copy in host memory; that of a GPU's state is pinned, and later saves use it again."""
-        if self._stager is None:
-            self._stager = BlockingAsyncStager(cache_staged_state_dict=device.type == "cuda")
-        staged = self._stager.stage(state)
-        assert isinstance(staged, dict)
-        return staged
-
     def _write(self, state: dict[str, Any], progress: dict[str, Any], begin: float) -> Saved:
         """Everything after staging; all ranks are in here together."""
         step = progress["step"]
         folder = self.checkpoints.being_written(step)
+        if self._staging is not None:
+            self._staging.wait()
         try:
             writer = FileSystemWriter(folder)
             save_tensors(state, storage_writer=writer, process_group=self._group)

@@ -53,12 +53,12 @@ def forecast(
     model.to(getattr(torch, config.parallel.param_dtype))
     host = task.collate([samples[i % len(samples)] for i in range(plan.micro_batch_size)])
     watched, problem = _watch(task, model, groups, host)
-    shards, settings = plan.mesh["shard"], resolved(config.collectives, device)
+    shards, settings = plan.weight_shards, resolved(config.collectives, device)
     wire = bytes_sent(
         groups, plan.mesh, node_size(config, plan), config.parallel, settings, plan.accumulation
     )
     flops = task.flops(host)
-    micros = plan.data_parallel * plan.accumulation
+    micros = plan.averaging_ranks * plan.accumulation  # each of a rank's own tokens
     found = Forecast(
         parameters=sum(g.numel for g in groups),
         owned=sum(g.numel for g in groups) // shards,

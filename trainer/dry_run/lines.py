@@ -53,6 +53,8 @@ def layout(plan: Plan, node: int) -> Iterator[str]:
         shown = "  ".join(_span(group.tolist()) for group in groups[:3])
         more = f"  ... {len(groups)} in all" if len(groups) > 3 else ""
         yield f"{axis} {size}: ranks {shown}{more}"
+    if "sequence" in plan.mesh:
+        yield f"weights are sharded over shard and sequence: {plan.weight_shards} ranks"
 
 
 def _span(ranks: Sequence[int]) -> str:
@@ -82,6 +84,8 @@ def _memory(config: Config, found: Forecast, device: Device | None) -> Iterator[
 
 def _wire(config: Config, plan: Plan, found: Forecast) -> Iterator[str]:
     wire = found.wire
+    if "sequence" in plan.mesh:
+        yield "what ranks exchange to share sequences is not in this plan, nor in its times"
     if not wire.total:
         yield "nothing"
         return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from collectives.config import CollectivesConfig
-from parallel.mesh import ParallelConfig
+from parallel.mesh import ParallelConfig, weight_shards
 from trainer.dry_run.memory import Group, is_large
 
 
@@ -37,7 +37,7 @@ def bytes_sent(
     accumulation: int,
 ) -> Wire:
     """What a step sends. Every byte goes to every other rank once, and enters a node once."""
-    shards, copies = mesh["shard"], mesh.get("replicate", 1)
+    shards, copies = weight_shards(mesh), mesh.get("replicate", 1)
     size, reduced = (
         int(getattr(torch, t).itemsize) for t in (parallel.param_dtype, parallel.reduce_dtype)
     )

@@ -10,7 +10,10 @@ from trainer.watch.page import write_page
 
 
 def note_failure(run_dir: Path, code: int, text: str) -> None:
-    """Write the page of a run that failed, and the reason if its rank 0 has not; no rank is left."""
+    """Write the page of a run that failed, and the reason if its rank 0 has not; no rank is left.
+
+    What rank 0 took for the reason, such as a peer that went away, gives way to what the launcher saw.
+    """
     file = run_dir / "metrics.jsonl"
     rows = read(file)
     known = [row for row in rows if row["kind"] in ("start", "end")][-1:]
@@ -20,7 +23,7 @@ def note_failure(run_dir: Path, code: int, text: str) -> None:
     with suppress(OSError, ValueError):  # the failure itself is what is to be heard of
         if known[0].get("code", FAILED) == FAILED and known[0].get("why") != why:
             metrics, step = Metrics(file), rows[-1]["step"]
-            metrics.open(step)
+            metrics.open(step, without=known[0] if known[0]["kind"] == "end" else None)
             end = {"kind": "end", "step": step, "code": code, "why": why, "time": time.time()}
             metrics.write(end)
             metrics.close()

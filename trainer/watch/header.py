@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from collectives.nccl import running_version, version_text
+from parallel.mesh import SequenceConfig
 from trainer.config import Config
 from trainer.launch import Invocation
 from trainer.plan import Plan
@@ -41,8 +42,10 @@ def header_lines(
         "ranks": f"{nodes}, {invocation.kind}; "
         + " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
         **task_lines,
-        "batch": f"{trainer.batch_size} samples = {plan.data_parallel} ranks x "
-        f"{plan.micro_batch_size} x {plan.accumulation} micro-batches",
+        "batch": f"{trainer.batch_size} samples = {plan.data_parallel} "
+        f"{'groups' if 'sequence' in plan.mesh else 'ranks'} x "
+        f"{plan.micro_batch_size} x {plan.accumulation} micro-batches"
+        + _shared(config.parallel.sequence, plan),
         "steps": f"{plan.steps:,}; evaluation "
         + (f"every {trainer.eval_every}" if trainer.eval_every else "never")
         + (f", {trainer.eval_samples:,} samples" if trainer.eval_samples else ""),
@@ -74,6 +77,14 @@ def header_lines(
         first, last = trainer.profile.steps
         lines["profile"] = f"of steps {first} to {last}"
     return lines
+
+
+def _shared(sequence: SequenceConfig, plan: Plan) -> str:
+    """How a micro-batch is shared, if it is."""
+    if "sequence" not in plan.mesh:
+        return ""
+    windows = ", windows by halo" if sequence.sliding_window == "halo" else ""
+    return f", each shared by {sequence.size} ranks (Ulysses{windows})"
 
 
 def print_header(console: Console, lines: Mapping[str, str]) -> None:

@@ -18,9 +18,10 @@ class Metrics:
         self.path = path
         self._file: IO[str] | None = None
 
-    def open(self, step: int) -> list[dict[str, Any]]:
-        """Begin after `step` (0: a new run); returns the rows that stay."""
-        kept = [row for row in read(self.path) if row["step"] <= step or row["kind"] in EVENTS]
+    def open(self, step: int, without: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Begin after `step` (0: a new run); returns the rows that stay, all but `without`."""
+        rows = [row for row in read(self.path) if row != without]
+        kept = [row for row in rows if row["step"] <= step or row["kind"] in EVENTS]
         temporary = self.path.with_suffix(".tmp")
         temporary.write_text("".join(json.dumps(row) + "\n" for row in kept))
         os.replace(temporary, self.path)

@@ -109,7 +109,7 @@ class Watch:
             run_dir=self.run_dir,
         )
         total = sum(p.numel() for p in model.parameters())
-        shards = self.plan.mesh["shard"]
+        shards = self.plan.weight_shards
         # fp32 weights, gradients and two AdamW moments
         kept = f"{total * 16 / shards / 2**30:.2f} GiB a rank for weights, gradients and optimizer"
         if self.device.type == "cuda":

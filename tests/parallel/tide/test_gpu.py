@@ -1,9 +1,13 @@
 """The matrix of `test_equality.py` on GPUs, and what only GPUs can get wrong: `pytest -m gpu`."""
 
 import gc
+import shutil
+import subprocess
+import sys
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,13 +15,15 @@ import torch.distributed as dist
 
 from collectives.nccl import unusable
 from parallel.tide.room import SymmetricMemoryError
-from tests.parallel.tide.test_equality import TWO_RANKS
+from tests.parallel.tide.test_equality import BF16, TWO_RANKS
 from tests.parallel.tide.training import Case, batch, both, build, loss_of
 from tests.ranks import run_ranks
 
 GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")]
 PROBLEM = unusable() if GPUS else "no GPU"
+_installed = Path("/usr/local/cuda/bin/compute-sanitizer")
+SANITIZER = shutil.which("compute-sanitizer") or (str(_installed) if _installed.exists() else None)
 TRANSPORTS = [
     "symm_mem",
     pytest.param("nccl", marks=pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))),
@@ -46,6 +52,15 @@ def every_case(names):
 
 def test_two_gpus_equal_torch():
     names = [name for name, case in TWO_RANKS.items() if case.node_size == 8 and not case.slow]
+    for failed in run_ranks(2, every_case, names, timeout=280):
+        assert failed == {}, "\n".join(f"{n}: {t}" for n, t in failed.items())
+
+
+def test_gpus_as_nodes_of_their_own_equal_torch(transport):
+    """Over NCCL's puts and signals, where copy engines stand for the network."""
+    if transport != "nccl":
+        pytest.skip("several nodes need NCCL")
+    names = [name for name, case in TWO_RANKS.items() if case.node_size == 1 and not case.slow]
     for failed in run_ranks(2, every_case, names, timeout=280):
         assert failed == {}, "\n".join(f"{n}: {t}" for n, t in failed.items())
 
@@ -134,3 +149,70 @@ def check_room(transport):
 
 def test_too_little_memory_is_an_error_on_every_rank(transport):
     run_ranks(2, check_room, transport, timeout=120)
+
+
+def graphed(forward):
+    """A forward function that is captured when it is first called, and replayed from then on."""
+    made = {}
+
+    def replay(x):
+        if not made:
+            made["x"] = x.clone()
+            torch.cuda.synchronize()
+            with torch.cuda.stream(torch.cuda.Stream()):
+                forward(made["x"])  # cuBLAS takes its workspace
+            torch.cuda.synchronize()
+            made["graph"] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(made["graph"], capture_error_mode="thread_local"):
+                made["y"] = forward(made["x"])
+        made["x"].copy_(x)
+        made["graph"].replay()
+        return made["y"].clone()
+
+    return replay
+
+
+def check_graphs():
+    """Blocks whose kernels were captured once go on working while weights change: a parameter's
+    gathered values are at the same address in every step."""
+    case = Case("toy", parallel=BF16)
+    model = build(case, "tide")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    plain = [block.forward for block in model.blocks]
+    captured = [graphed(forward) for forward in plain]
+    outputs = []
+    for _ in range(4):
+        one_step(case, model)
+        optimizer.step()
+        optimizer.zero_grad()
+        x = batch(case, generator)
+        with torch.no_grad():
+            for forwards in (plain, captured):
+                for block, forward in zip(model.blocks, forwards, strict=True):
+                    block.forward = forward
+                outputs.append(model(x))
+        for block, forward in zip(model.blocks, plain, strict=True):
+            block.forward = forward
+        torch.testing.assert_close(outputs[-1], outputs[-2], rtol=0, atol=0)
+    assert not torch.equal(outputs[-1], outputs[0])
+
+
+def test_blocks_can_be_cuda_graphs():
+    run_ranks(2, check_graphs, timeout=120)
+
+
+@pytest.mark.skipif(SANITIZER is None, reason="no compute-sanitizer")
+def test_compute_sanitizer_finds_nothing():
+    """Every copy and kernel of a few steps stays inside its memory."""
+    command = [
+        SANITIZER, "--tool", "memcheck", "--report-api-errors", "no",  # NCCL asks for what may be absent
+        "--target-processes", "all", "--error-exitcode", "9",
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+        "-m", "tests.parallel.tide.sanitized",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-5000:]
+    assert said.count("losses") == 2, said
+    assert "ERROR SUMMARY: 0 errors" in said

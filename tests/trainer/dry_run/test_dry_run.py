@@ -1,5 +1,7 @@
 """The command itself, in process: every recipe is planned for what it is made for, and fits there."""
 
+import re
+
 import pytest
 
 from trainer.cli import run
@@ -64,6 +66,17 @@ def test_cpu_ranks_have_no_time(capsys):
     shown = dry_run("+recipe=tiny launch.nproc=4 parallel.node_size=2", capsys)
     assert "2 nodes of 2" in shown
     assert "mfu" not in shown
+
+
+def test_ranks_that_share_sequences_need_less(capsys):
+    needed = []
+    for size in (1, 2):
+        words = f"+recipe=llama8b model.num_layers=4 launch.nproc=2 launch.device=h200 parallel.sequence.size={size}"
+        shown = dry_run(f"{words} trainer.batch_size=2 trainer.micro_batch_size={size}", capsys)
+        needed.append(float(re.search(r"memory a rank +([\d.]+) GiB", shown)[1]))
+        assert ("each shared by 2 ranks (Ulysses)" in shown) == (size == 2)
+        assert ("what ranks exchange to share sequences" in shown) == (size == 2)
+    assert needed[1] == pytest.approx(needed[0], rel=0.1)  # the same tokens a rank
 
 
 def test_a_device_nobody_knows(capsys):

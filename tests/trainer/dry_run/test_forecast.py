@@ -157,6 +157,11 @@ def test_who_is_with_whom():
         "replicate 2: ranks 0,4  1,5  2,6  ... 4 in all",
         "shard 4: ranks 0-3  4-7",
     ]
+    assert list(layout(plan_of(shard=2, sequence=2), 4))[1:] == [
+        "shard 2: ranks 0,2  1,3",
+        "sequence 2: ranks 0,1  2,3",
+        "weights are sharded over shard and sequence: 4 ranks",
+    ]
     assert list(layout(plan_of(shard=1), 1)) == ["1 node of 1", "shard 1: ranks 0"]
 
 

@@ -18,12 +18,9 @@ def test_the_cause_is_what_counts(tmp_path):
     folder = make_run(tmp_path / "r", [start(0), train(5), LOST], [])
     note_failure(folder, 1, "rank 1 failed:\nTraceback\nRuntimeError: it")
     note_failure(folder, 1, "rank 1 failed:\nTraceback\nRuntimeError: it")
-    assert [row["kind"] for row in read(folder / "metrics.jsonl")] == [
-        "start",
-        "train",
-        "end",
-        "end",
-    ]
+    rows = read(folder / "metrics.jsonl")
+    assert [row["kind"] for row in rows] == ["start", "train", "end"]
+    assert rows[-1]["why"] == "rank 1 failed: RuntimeError: it"
     assert "after step 5: rank 1 failed: RuntimeError: it" in (folder / "report.html").read_text()
 
 

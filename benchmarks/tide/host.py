@@ -1,0 +1,126 @@
+"""What the host spends on a layer's collectives: torch's and TIDE's, in one process, in turn.
+
+    python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.host --json FILE
+    ... --device cpu      # shows that it runs; the figures are of the computation, too
+
+A model of many small layers, so small that the device has hardly anything to do: the time until a
+forward and a backward pass are queued is the host's own. Every step begins with idle devices. The
+difference of two kinds, over the layers, is what one of them adds to a layer.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.results import write
+from benchmarks.tide.kinds import one_ahead, tide
+from models.causal_lm import CausalLMConfig, build_causal_lm, init_weights, transformers_config
+from parallel.fsdp import parallelize
+from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
+from parallel.tide import Tide
+from parallel.weights import materialize
+
+LAYERS, STEPS, ROUNDS = 24, 30, 3
+SIZES: dict[str, Any] = {
+    "num_layers": LAYERS,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_heads": 4,
+}
+KINDS: dict[str, Callable[[nn.Module, int, bool], Tide | None]] = {
+    "torch, one ahead": one_ahead,
+    "tide": tide(smallest=0),
+}
+
+
+def main() -> None:
+    """Measure every kind some times; rank 0 writes it down."""
+    parser = argparse.ArgumentParser(description="Host time of a layer's collectives.")
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if options.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    rows = [
+        {"what": name, "round": number, **measure(kind, device)}
+        for number in range(ROUNDS)
+        for name, kind in list(KINDS.items())[:: 1 if number % 2 == 0 else -1]
+    ]
+    if dist.get_rank() == 0:
+        summary = summarize(rows)
+        print(summary)
+        config = {"ranks": dist.get_world_size(), "steps": STEPS, **SIZES}
+        write(options.json, "tide.host", options.device, config, rows, summary)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure(
+    kind: Callable[[nn.Module, int, bool], Tide | None], device: torch.device
+) -> dict[str, list[float]]:
+    """Milliseconds of the host for the passes of each step, on this rank."""
+    config = CausalLMConfig(vocab_size=1024, num_kv_heads=4, attention="sdpa", **SIZES)
+    model = build_causal_lm(config, transformers_config(config, 1024))
+    settings = ParallelConfig(param_dtype="bfloat16", reduce_dtype="float32")
+    mesh = build_mesh(mesh_shape(settings, dist.get_world_size()), device.type)
+    parallelize(model, mesh, settings)
+    used = kind(model, dist.get_world_size(), device.type == "cuda")
+    materialize(model, device, partial(init_weights, model), seed=0)
+    ids = torch.randint(1024, (1, 64), device=device)
+    found: dict[str, list[float]] = {"forward": [], "backward": []}
+    gc.disable()
+    for _ in range(STEPS + 5):
+        dist.barrier()
+        wait(device)
+        begin = time.perf_counter()
+        loss = model(input_ids=ids).logits.float().square().mean()
+        middle = time.perf_counter()
+        loss.backward()
+        end = time.perf_counter()
+        found["forward"].append(1000 * (middle - begin))
+        found["backward"].append(1000 * (end - middle))
+        model.zero_grad()
+    gc.enable()
+    wait(device)
+    if used is not None:
+        used.close()
+    return {name: [round(ms, 4) for ms in times[5:]] for name, times in found.items()}
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Median milliseconds by kind, and microseconds that TIDE adds to a layer."""
+    found: dict[str, Any] = {
+        name: {
+            key: round(statistics.median(t for r in rows if r["what"] == name for t in r[key]), 3)
+            for key in ("forward", "backward")
+        }
+        for name in KINDS
+    }
+    stock, ours = (sum(found[name].values()) for name in KINDS)
+    return {**found, "us_added_per_layer": round(1000 * (ours - stock) / LAYERS, 1)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+"""Parents of 16 and 32 ranks: one set of 32 processes for everything that is to be seen there.
+
+Starting them is nearly all it takes, so whatever else wants as many ranks adds itself to `CHECKS`.
+"""
+
+import pytest
+
+from tests.parallel.repacking.test_exchange import check_exchanges, random_mix
+from tests.ranks import run_ranks
+
+RANKS = 32
+CHECKS = [
+    (check_exchanges, [random_mix(seed, P) for P in (16, 32) for seed in range(6)]),
+]
+"""Functions with their argument: each is called on all ranks, one after the other."""
+
+
+def check_all(checks):
+    return [check(argument) for check, argument in checks]
+
+
+@pytest.mark.slow
+def test_wide_parents():
+    results = run_ranks(RANKS, check_all, CHECKS, timeout=280)
+    assert all(each == results[0] for each in results)
