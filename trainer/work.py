@@ -98,5 +98,5 @@ def _report(
     if figures:
         record.write({"kind": "eval", "step": 0, **figures})
         widest = max(map(len, figures))
-        print("\n".join(f"{name:{widest}}  {value:.4g}" for name, value in figures.items()))
+        print("\n".join(f"{name:{widest}}  {value:.6g}" for name, value in figures.items()))
     print(f"done in {seconds:.0f} s; everything is in {short_path(run_dir)}")
