@@ -22,8 +22,9 @@ from recipes.ctr.config import InteractionsConfig
 from recipes.ctr.panels import ClickPanels, looks
 from recipes.ctr.planted import plant
 from recipes.ctr.samples import Clicks, Sample
-from recipes.ctr.table import Interactions, Ints, read_movielens, read_tables
+from recipes.ctr.table import Interactions, read_movielens, read_tables
 from recipes.ctr.targets import Split, Targets, split
+from recipes.interactions.tables import Ints
 from recipes.task import Batch
 
 EDGE_SAMPLES = 5000

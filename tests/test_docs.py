@@ -40,6 +40,8 @@ ELSEWHERE = {
     "python -m benchmarks.repacking.page": "would change the checkout; its tables are compared there",
     "pip install --no-deps recbole": "needs a package index",
     "python -m trainer +recipe=trip run.dir=runs/trip": "needs that package; the next block trains",
+    "python -m trainer +recipe=slide run.dir=runs/slide": "needs that package, and minutes; see below",
+    "python -m trainer +recipe=slide data=planted": "tests/trainer/test_chain.py runs chains",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from recipes.task import DataError
 from trainer import rundir, stop, worker
+from trainer.chain import is_chain, run_chain
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.folder import Checkpoints, read_progress
 from trainer.checkpoint.loader import find
@@ -17,9 +19,11 @@ from trainer.compose import run_jobs
 from trainer.config import Config, build_config
 from trainer.data import check_enough, fingerprint
 from trainer.errors import CONFIG, DATA, DONE, ConfigError, RunError
-from trainer.launch import decide, slurm_environment, start_ranks, stopped_early
+from trainer.launch import CHAIN, decide, slurm_environment, start_ranks, stopped_early
 from trainer.plan import make_plan
+from trainer.plugins import tasks
 from trainer.run import check_task, make_task
+from trainer.work import is_work
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -47,12 +51,18 @@ def run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     return code
 
 
-def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
+def _run_job(
+    plain: dict[str, Any], overrides: list[str], sweep: bool, kind: str | None = None
+) -> int:
+    """`kind` says who started it, if nothing in the environment did."""
     config = build_config(plain)
+    task_kind = tasks()[config.task.name]
+    if is_chain(task_kind):
+        return run_chain(config, plain, overrides, partial(_run_job, sweep=True, kind=CHAIN))
     gpus = torch.cuda.device_count()
     dry_run = config.trainer.dry_run
     place = decide(config.launch, config.parallel, os.environ, gpus, dry_run)
-    payload = {"config": plain, "kind": place.kind, "overrides": overrides}
+    payload = {"config": plain, "kind": kind or place.kind, "overrides": overrides}
     if place.kind == "slurm":
         os.environ |= slurm_environment(os.environ)
     if place.kind != "local" and not dry_run:
@@ -60,6 +70,8 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     if dry_run and not _is_first_rank():
         return DONE
     task = make_task(config)
+    if is_work(task_kind):
+        return _start_work(config, task, payload, place.world_size, sweep)
     make_plan(
         config, place.world_size, None, task.axes
     )  # or say what is wrong, before data is read
@@ -85,6 +97,27 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
     if place.world_size == 1 and not sweep:
         return worker.run(payload)
     return start_ranks(payload, place.world_size, run_dir)
+
+
+def _start_work(
+    config: Config, task: Any, payload: dict[str, Any], world_size: int, sweep: bool
+) -> int:
+    """A task without training: nothing to plan, no checkpoint to resume."""
+    if config.trainer.dry_run:
+        check_task(task)
+        for name, line in task.describe().items():
+            print(f"{name:12} {line}")
+        return DONE
+    if stop.requested():
+        return stopped_early()
+    run_dir = _prepare(config)
+    payload["config"]["run"]["dir"] = str(run_dir)
+    check_task(task)
+    if stop.requested():
+        return stopped_early()
+    if world_size == 1 and not sweep:
+        return worker.run(payload)
+    return start_ranks(payload, world_size, run_dir)
 
 
 def _prepare(config: Config) -> Path:

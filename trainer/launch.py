@@ -50,6 +50,10 @@ class LaunchConfig:
             )
 
 
+CHAIN = "stage of a chain"
+"""The kind of a run that is one of `trainer.chain`: its folder is inside that of the chain."""
+
+
 @dataclass(frozen=True)
 class Invocation:
     """How a run was asked for, for headers and for the line that says how to resume."""

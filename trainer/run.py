@@ -1,6 +1,5 @@
 """Joining everything that a run needs, once, before the loop starts."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,12 +19,12 @@ from parallel.sequence import SequenceRanks
 from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
 from recipes.task import DataError, Samples, SharesSequences, Steering, Steers, Task, Training
-from trainer import rundir, stop
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.loader import find, load
 from trainer.checkpoint.saver import Saved, Saver
 from trainer.config import Config
 from trainer.data import Step, check_enough, fingerprint, training_steps
+from trainer.enter import enter_run_dir
 from trainer.errors import CheckpointError, ConfigError, RunError
 from trainer.failure import end_rank
 from trainer.guard import Guard
@@ -33,7 +32,6 @@ from trainer.launch import Invocation
 from trainer.optim import build_optimizer, learning_rate
 from trainer.plan import Plan, make_plan
 from trainer.plugins import own_nodes, tasks
-from trainer.process import redirect_output
 from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
 
@@ -199,7 +197,7 @@ def check_task(task: Task) -> None:
 def assemble(config: Config, invocation: Invocation, device: torch.device) -> Iterator[Job]:
     """Build every part on this rank, restore a checkpoint if asked to, and clean up at the end."""
     check_private_apis()
-    run_dir = _enter_run_dir(config)
+    run_dir = enter_run_dir(config)
     task = make_task(config)
     check_task(task)
     train_samples, eval_samples = task.train_samples(), task.eval_samples()
@@ -266,42 +264,6 @@ def _steering(job: Job, run_dir: Path) -> Steering | None:
         return job.task.steering(training)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def _enter_run_dir(config: Config) -> Path:
-    """Agree on the run folder, lock it unless our launcher has, and keep the console for rank 0."""
-    problem, path = None, None
-    if dist.get_rank() == 0:
-        try:
-            path = rundir.new_run_dir(config.run, config.recipe)
-            if not rundir.locked_by_launcher():
-                rundir.lock(path)
-                (path / "stop").unlink(missing_ok=True)
-        except RunError as error:
-            problem = error
-    problem, path = broadcast((problem, path))
-    if problem is not None:
-        raise problem
-    assert path is not None
-    unseen = all_sum([float(not _sees(path / ".lock"))])[0]
-    if unseen:
-        raise ConfigError(
-            f"{unseen:.0f} ranks do not see the run folder {path} of rank 0: set run.dir to a folder "
-            "that every node sees"
-        )
-    stop.watch_file(path / "stop")
-    if dist.get_rank() != 0:
-        redirect_output(path / "ranks" / f"rank{dist.get_rank()}.log")
-    return path
-
-
-def _sees(file: Path) -> bool:
-    """Whether a file that another node has made is there; file systems may take a moment."""
-    for _ in range(50):
-        if file.exists():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def _check_same(found: str) -> None:

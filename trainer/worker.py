@@ -43,14 +43,18 @@ def run(payload: dict[str, Any]) -> int:
         from trainer.config import build_config
         from trainer.launch import Invocation
         from trainer.loop import train
+        from trainer.plugins import tasks
         from trainer.process import process_group, seed_everything
         from trainer.run import assemble
+        from trainer.work import is_work, work
 
     try:
         config = build_config(payload["config"])
         invocation = Invocation(payload["kind"], payload["overrides"])
         with process_group(config.launch.timeout, alone=_alone(payload)) as device:
             seed_everything(config.trainer.seed, config.trainer.deterministic)
+            if is_work(tasks()[config.task.name]):
+                return work(config, invocation, device)
             with assemble(config, invocation, device) as job:
                 code = train(job)
                 stop.ignore()  # from here on, the launcher's goodbye is not a request

@@ -11,7 +11,8 @@ So which items there are says nothing, and their places little: sessions differ 
 
 import numpy as np
 
-from recipes.ctr.table import CONTEXT, Interactions, Ints, make_interactions
+from recipes.ctr.table import CONTEXT, Interactions, make_interactions
+from recipes.interactions.tables import Ints
 
 KINDS = 5
 LENGTH = 20

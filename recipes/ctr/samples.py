@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from models.trip.history import ages
-from recipes.ctr.table import Interactions, Ints
+from recipes.ctr.table import Interactions
 from recipes.ctr.targets import Targets
+from recipes.interactions.tables import Ints
 
 
 class Sample(NamedTuple):

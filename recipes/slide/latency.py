@@ -1,0 +1,59 @@
+"""How long decoding takes: from histories on the device to lists on the device."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from models.slide.folder import Exported
+from models.slide.graphs import captured
+from models.slide.history import pad_left
+from recipes.interactions.tables import Ints
+from recipes.slide.rows import Row, decoder
+
+WARMUP, ROUNDS, SECONDS = 2, 50, 5.0
+"""Runs that do not count, and the most runs and seconds that do."""
+
+
+def measure(
+    row: Row, exported: Exported, histories: Sequence[Ints], batch: int, length: int
+) -> dict[str, Any]:
+    """Median and 95th percentile of a batch in ms, users per second, and passes of the layers.
+
+    `steps` passes follow each other, and have `row_steps` rows a user together.
+
+    On a GPU the whole decoding is one CUDA graph, for every kind of row.
+    """
+    device = exported.trie.child_NC.device
+    repeated = [histories[n % len(histories)] for n in range(batch)]
+    items_BH = pad_left(repeated, exported.model.config.max_history).to(device)
+    run = captured(decoder(row, exported, length), items_BH, items_BH[:, :0])
+    times: list[float] = []
+    while len(times) < WARMUP + ROUNDS and sum(times[WARMUP:]) < SECONDS:
+        _wait(device)
+        begin = time.perf_counter()
+        run(items_BH, items_BH[:, :0])
+        _wait(device)
+        times.append(time.perf_counter() - begin)
+    taken = np.array(times[WARMUP:] or times)
+    one_pass = exported.model.config.codes == "heads"
+    passes = 1 if one_pass else exported.ids.levels  # of the layers, for an item
+    steps, rows = passes, 1 + max(row.beams, length) * (passes - 1)
+    if row.how != "beam":
+        steps = rows = length * passes
+    return {
+        "batch": batch,
+        "ms": float(np.median(taken) * 1e3),
+        "ms_95": float(np.quantile(taken, 0.95) * 1e3),
+        "users_per_second": float(batch / np.median(taken)),
+        "steps": steps,
+        "row_steps": rows,
+        "runs": len(taken),
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

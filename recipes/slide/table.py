@@ -1,0 +1,146 @@
+"""From the lists of all rows to figures, and to the panels of the report."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from models.slide.history import NOTHING
+from recipes.interactions.tables import Ints
+from recipes.slide.metrics import (
+    CUTS,
+    by_stratum,
+    exposure,
+    gains,
+    kendall,
+    overlap,
+    paired,
+    places,
+    repeats,
+)
+from recipes.slide.split import Split
+
+Lists = Mapping[str, Mapping[str, Ints]]
+"""`raw`, `new` and perhaps `free` lists (X, K) of each row."""
+
+
+def compare(lists: Lists, reference: str, split: Split, part: str) -> dict[str, Any]:
+    """All figures of all rows, as plain data.
+
+    For raw and new lists: recall, NDCG and reciprocal rank, over all users and each stratum; the share
+    of users whose target is at each place; coverage and Gini index; overlap and order against the
+    reference; and the mean difference to it with its standard error over users.
+    """
+    targets_X = split.sequences.items_E[split.targets(part)]
+    strata = split.strata(part)
+    result: dict[str, Any] = {
+        "part": part,
+        "users": len(targets_X),
+        "reference": reference,
+        "strata": {name: int(rows.sum()) for name, rows in strata.items()},
+        "rows": {},
+    }
+    for name, of_row in lists.items():
+        found: dict[str, Any] = {}
+        for kind in ("raw", "new"):
+            items_XK, theirs_XK = of_row[kind], lists[reference][kind]
+            K = items_XK.shape[1]
+            cuts = tuple(cut for cut in CUTS if cut <= K) or (K,)
+            place_X, their_place_X = (places(x, targets_X) for x in (items_XK, theirs_XK))
+            found[kind] = {
+                **by_stratum(place_X, strata, cuts),
+                **exposure(items_XK, split.sequences.num_items),
+                "by_position": [float((place_X == k).mean()) for k in range(K)],
+                "repeats": repeats(items_XK),
+                "missing": float((items_XK == NOTHING).mean()),
+                "overlap": overlap(items_XK, theirs_XK),
+                "kendall": kendall(items_XK, theirs_XK),
+            }
+            cut = 10 if 10 in cuts else cuts[-1]
+            own, their = gains(place_X, cut), gains(their_place_X, cut)
+            for figure in (f"recall@{cut}", f"ndcg@{cut}"):
+                mean, error = paired(own[figure], their[figure])
+                found[kind][f"{figure}_minus_reference"] = mean
+                found[kind][f"{figure}_minus_reference_se"] = error
+        if "free" in of_row:
+            found["without_trie"] = {
+                "invalid": float((of_row["free"] == NOTHING).mean()),
+                "repeats": repeats(of_row["free"]),
+            }
+        result["rows"][name] = found
+    return result
+
+
+@dataclass
+class EvalPanels:
+    """What the report shows of a comparison."""
+
+    reference: str
+    result: dict[str, Any] = field(default_factory=dict)
+
+    def panels(self) -> list[dict[str, Any]]:
+        """Tables of raw and new lists, the position curve, and recall against latency."""
+        if not self.result:
+            return []
+        rows = self.result["rows"]
+        panels = [self._table(kind, about) for kind, about in (
+            ("raw", "Items that the user has met may be in the lists."),
+            ("new", "They may not: removed while searching, for every row alike."),
+        )]  # fmt: skip
+        series = {
+            name: [
+                [k + 1, share]
+                for k, share in enumerate(np.cumsum(row["raw"]["by_position"]).tolist())
+            ]
+            for name, row in rows.items()
+        }
+        panels.append(
+            {
+                "title": "Recall by length of the list",
+                "kind": "lines",
+                "about": "What each further place of a raw list adds.",
+                "x": "places",
+                "series": series,
+            }
+        )
+        timed = {name: row["latency"] for name, row in rows.items() if "latency" in row}
+        if timed:
+            panels.append(self._latency(timed))
+        return panels
+
+    def _table(self, kind: str, about: str) -> dict[str, Any]:
+        first = next(iter(self.result["rows"].values()))[kind]
+        cut = 10 if "recall@10" in first else max(c for c in (*CUTS, 1) if f"recall@{c}" in first)
+        names = [f"{f}@{cut}" for f in ("recall", "ndcg")]
+        columns = [*names, *(f"recall@{cut}_{s}" for s in self.result["strata"])]
+        difference = f"recall@{cut}_minus_reference"
+        more = [difference, f"{difference}_se", "overlap", "coverage", "gini"]
+        return {
+            "title": f"{kind} lists, {self.result['part']}, {self.result['users']:,} users",
+            "kind": "table",
+            "about": f"{about} Differences and overlap are with {self.reference}.",
+            "columns": ["row", *columns, *more],
+            "rows": [
+                [name, *(row[kind].get(c) for c in (*columns, *more))]
+                for name, row in self.result["rows"].items()
+            ],
+        }
+
+    def _latency(self, timed: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
+        columns = ["batch", "ms", "ms_95", "users_per_second", "steps", "row_steps"]
+        return {
+            "title": "Recall against latency",
+            "kind": "table",
+            "about": "Milliseconds of a batch from histories to lists, on one device.",
+            "columns": ["row", "recall", *columns],
+            "rows": [
+                [
+                    name,
+                    sum(self.result["rows"][name]["raw"]["by_position"]),
+                    *(one[c] for c in columns),
+                ]
+                for name, all_of_row in timed.items()
+                for one in all_of_row
+            ],
+        }
