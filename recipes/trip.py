@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from models.trip.config import TripConfig
 from models.trip.cost import training_flops
-from models.trip.history import bucket, group, quantile_edges, time_edges
-from models.trip.model import PADDING, UNSEEN, Output, Trip, init_weights
+from models.trip.history import PADDING, UNSEEN, Grouping, bucket, quantile_edges, time_edges
+from models.trip.model import Output, Trip, init_weights
 from models.trip.reconstruction import choose_masked, reconstruction_loss
 from models.trip.serve import Read, write_folder
 from recipes.ctr import figures
@@ -26,6 +26,8 @@ from recipes.ctr.table import Interactions, Ints, read_movielens, read_tables
 from recipes.ctr.targets import Split, Targets, split
 from recipes.task import Batch
 
+INPUTS = ("items_BN", "behaviours_BN", "ages_BN", "buckets_BN", "groups_BN", "targets_B")
+"""What the model reads of a batch, in its order."""
 EDGE_SAMPLES = 5000
 """So many training histories, evenly spread, decide where temporal groups begin."""
 
@@ -69,14 +71,17 @@ class TripTask:
         return split(self.table, self.data_config)
 
     @cached_property
-    def group_edges(self) -> tuple[int, ...]:
-        """The ages at which temporal groups begin."""
-        if self.model_config.group_edges:
-            return tuple(self.model_config.group_edges)
+    def grouping(self) -> Grouping:
+        """Where temporal groups begin."""
+        model = self.model_config
+        if model.session_gap:
+            return Grouping(gap=model.session_gap, sessions=model.groups)
+        if model.group_edges:
+            return Grouping(tuple(model.group_edges))
         train = self.train_samples()
         chosen = range(0, len(train), -(-len(train) // EDGE_SAMPLES))
         ages = [train[row].ages_n for row in chosen]
-        return quantile_edges(np.concatenate(ages), self.model_config.groups)
+        return Grouping(quantile_edges(np.concatenate(ages), model.groups))
 
     @cached_property
     def time_edges(self) -> Ints:
@@ -95,7 +100,7 @@ class TripTask:
                 self.model_config,
                 self.parts.num_items,
                 len(self.table.behaviour_names),
-                len(self.group_edges) + 1,
+                self.grouping.count,
             )
 
     def init_weights(self, module: nn.Module) -> None:
@@ -138,8 +143,9 @@ class TripTask:
         return {
             "items_BN": torch.from_numpy(items_BN),
             "behaviours_BN": torch.from_numpy(behaviours_BN),
+            "ages_BN": torch.from_numpy(ages_BN),
             "buckets_BN": torch.from_numpy(bucket(ages_BN, self.time_edges)),
-            "groups_BN": torch.from_numpy(group(ages_BN, self.group_edges)),
+            "groups_BN": torch.from_numpy(self.grouping(ages_BN)),
             "targets_B": torch.tensor([sample.target for sample in samples]),
             "labels_B": torch.tensor([float(sample.label) for sample in samples]),
             "rows_B": torch.tensor([sample.row for sample in samples]),
@@ -154,8 +160,7 @@ class TripTask:
         self, model: nn.Module, batch: Batch, masked_BM: Tensor | None
     ) -> tuple[Output, Tensor]:
         """What the model gives, and each history's reconstruction loss."""
-        names = ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN", "targets_B")
-        out: Output = model(*(batch[name] for name in names), masked_BM)
+        out: Output = model(*(batch[name] for name in INPUTS), masked_BM)
         if out.item_logits_BMV is None or masked_BM is None:
             return out, torch.zeros_like(out.logits_B)
         return out, reconstruction_loss(
@@ -202,7 +207,7 @@ class TripTask:
             batch["items_BN"] != PADDING,
             groups_BN,
             batch["buckets_BN"] // self.model_config.time_fine,
-            len(self.group_edges) + 1,
+            self.grouping.count,
             self.model_config.time_octaves,
         )
 
@@ -222,7 +227,7 @@ class TripTask:
 
     @cached_property
     def _panels(self) -> ClickPanels:
-        return ClickPanels(self.group_edges, self.model_config.time_unit)
+        return ClickPanels(figures.group_names(self.grouping), self.model_config.time_unit)
 
     def panels(self) -> list[dict[str, Any]]:
         """AUC by time and by length, where the head looks, and the comparison with popularity."""
@@ -240,20 +245,18 @@ class TripTask:
             for name, number in zip(self.table.item_names, self.parts.vocabulary_I, strict=True)
         }
         behaviours = {str(name): n + 1 for n, name in enumerate(self.table.behaviour_names)}
-        write_folder(out, model, read, self.model_config, vocabulary, behaviours, self.group_edges)
+        write_folder(out, model, read, self.model_config, vocabulary, behaviours, self.grouping)
         return f"{len(vocabulary):,} items"
 
     def flops(self, batch: Batch) -> float:
         """See `models.trip.cost`."""
-        groups = len(self.group_edges) + 1
-        return float(batch["count"]) * training_flops(self.model_config, groups)
+        return float(batch["count"]) * training_flops(self.model_config, self.grouping.count)
 
     def describe(self) -> dict[str, str]:
         """Model, table, and targets."""
         config, table, parts = self.model_config, self.table, self.parts
         sizes = [len(part) for part in (parts.train, parts.validation, parts.test)]
         what = self.data_config.source if self.data_config.source != "files" else "tables"
-        edges = ", ".join(map(figures.seconds, self.group_edges))
         return {
             "model": f"trip, {config.token_layers}+{config.upper_layers if config.summaries else 0} "
             f"layers x {config.hidden_size}, mask {config.mask}, rank {config.rank}, "
@@ -262,12 +265,12 @@ class TripTask:
             f"{len(table.times_E):,} interactions",
             "targets": "{:,} train, {:,} validation, {:,} test; ".format(*sizes)
             + f"{parts.train.labels_T.mean():.1%} clicks in training",
-            "groups": f"{len(self.group_edges) + 1}, which begin at 0, {edges}",
+            "groups": f"{self.grouping.count}: {', '.join(figures.group_names(self.grouping))}",
         }
 
     def show(self, sample: Sample) -> Iterator[str]:
         """The target, then the history, newest first."""
-        groups_n = group(sample.ages_n, self.group_edges)
+        groups_n = self.grouping(sample.ages_n)
         buckets_n = bucket(sample.ages_n, self.time_edges)
         yield f"item {sample.target}, {'click' if sample.label else 'no click'}"
         rows = zip(

@@ -15,7 +15,7 @@ from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 
 from models.trip.config import TripConfig
-from models.trip.history import ages, bucket, group, time_edges
+from models.trip.history import Grouping, ages, bucket, time_edges
 from models.trip.model import Trip
 
 Read = Callable[[Sequence[str]], dict[str, Tensor]]
@@ -29,13 +29,13 @@ def write_folder(
     config: TripConfig,
     vocabulary: Mapping[str, int],
     behaviours: Mapping[str, int],
-    edges: Sequence[int],
+    grouping: Grouping,
 ) -> None:
     """Weights, and everything that turns a request into whole numbers, as `Scorer.load` reads them."""
     save_file(read(list(model.state_dict())), out / "model.safetensors")
     about = {
         "model": asdict(config),
-        "group_edges": list(edges),
+        "grouping": asdict(grouping),
         "behaviours": dict(behaviours),
         "items": dict(vocabulary),
     }
@@ -49,7 +49,7 @@ class Scorer:
     model: Trip
     items: Mapping[str, int]
     behaviours: Mapping[str, int]
-    group_edges: Sequence[int]
+    grouping: Grouping
 
     @classmethod
     def load(cls, folder: Path | str) -> "Scorer":
@@ -59,14 +59,16 @@ class Scorer:
         except (OSError, ValueError) as error:
             raise ValueError(f"{folder} is no exported folder: {error}") from error
         items, behaviours = about["items"], about["behaviours"]
+        stored = about["grouping"]
+        grouping = Grouping(tuple(stored["edges"]), stored["gap"], stored["sessions"])
         model = Trip(
             TripConfig(**about["model"]),
             num_items=max(items.values()) + 1,
             num_behaviours=len(behaviours),
-            groups=len(about["group_edges"]) + 1,
+            groups=grouping.count,
         )
         load_model(model, Path(folder) / "model.safetensors")
-        return cls(model.eval(), items, behaviours, about["group_edges"])
+        return cls(model.eval(), items, behaviours, grouping)
 
     @torch.no_grad()
     def score(
@@ -92,7 +94,7 @@ class Scorer:
         behaviours_N[begin:] = [self._behaviour(behaviour) for _, behaviour, _ in newest]
         ages_N[begin:] = ages_n
         edges = time_edges(config.time_unit, config.time_octaves, config.time_fine)
-        rows = (items_N, behaviours_N, bucket(ages_N, edges), group(ages_N, self.group_edges))
+        rows = (items_N, behaviours_N, ages_N, bucket(ages_N, edges), self.grouping(ages_N))
         targets = torch.tensor([self._item(item) for item in candidates])
         logits = self.model(
             *(torch.from_numpy(row).expand(len(candidates), -1) for row in rows), targets

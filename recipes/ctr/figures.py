@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from models.trip.history import Grouping
 from recipes.ctr.metrics import (
     Floats,
     Ints,
@@ -99,6 +100,14 @@ def intervals(starts: Sequence[int], form: Any) -> list[str]:
     """`0 to 1 h`, ..., `30 d or more`."""
     names = [f"{form(a)} to {form(b)}" for a, b in pairwise(starts)]
     return [*names, f"{form(starts[-1])} or more"]
+
+
+def group_names(grouping: Grouping) -> list[str]:
+    """Of temporal groups, the newest first."""
+    if not grouping.gap:
+        return intervals([0, *grouping.edges], seconds)
+    names = ["newest session", *(f"session {n} before it" for n in range(1, grouping.sessions))]
+    return [*names[:-1], f"{names[-1]} and older"] if grouping.sessions > 1 else ["all"]
 
 
 def seconds(value: float) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models.trip.model import UNSEEN
+from models.trip.history import UNSEEN
 from recipes.ctr.config import InteractionsConfig
 from recipes.ctr.table import CONTEXT, Interactions, Ints, counts_by
 from recipes.task import DataError

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models.trip.model import UNSEEN
+from models.trip.history import UNSEEN
 from recipes.ctr.config import InteractionsConfig
 from recipes.ctr.metrics import auc
 from recipes.ctr.planted import LENGTH, plant

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.trip.config import TripConfig
-from models.trip.model import UNSEEN
+from models.trip.history import UNSEEN
 from models.trip.serve import Scorer
 from parallel.fsdp import parallelize
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
@@ -17,7 +17,7 @@ from recipes.ctr.figures import age_bins, length_bins, popularity, seconds
 from recipes.ctr.metrics import auc, grouped_auc, log_loss
 from recipes.ctr.panels import over_even
 from recipes.ctr.targets import Targets
-from recipes.trip import TripTask, TripTaskConfig
+from recipes.trip import INPUTS, TripTask, TripTaskConfig
 from tests.ranks import run_ranks
 from trainer.compose import run_jobs
 from trainer.config import build_config
@@ -94,7 +94,7 @@ def test_figures_are_those_of_the_models_own_scores(tmp_path):
     found = task.summarize({k: v if v.dim() else v.item() for k, v in sums.items()})
     with torch.no_grad():
         one = [task.collate([samples[n]]) for n in range(len(samples))]
-        names = ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN", "targets_B")
+        names = INPUTS
         logits = np.array([model(*(b[n] for n in names)).logits_B.item() for b in one])
     labels = np.array([samples[n].label for n in range(len(samples))])
     users = task.table.users_E[samples.targets.events_T]
@@ -154,10 +154,10 @@ def test_time_groups_come_from_training_or_from_the_configuration(tmp_path):
     task = make(ratings(tmp_path), groups=4)
     train = task.train_samples()
     ages = np.concatenate([train[n].ages_n for n in range(len(train))])
-    counts = np.bincount(np.searchsorted(task.group_edges, ages, side="right"))
+    counts = np.bincount(np.searchsorted(task.grouping.edges, ages, side="right"))
     assert len(counts) == 4
     assert counts.min() > 0.15 * len(ages)
-    assert make(str(tmp_path), group_edges=[60, 3600]).group_edges == (60, 3600)
+    assert make(str(tmp_path), group_edges=[60, 3600]).grouping.edges == (60, 3600)
 
 
 def test_an_exported_folder_scores_as_the_task_does(tmp_path):
@@ -181,7 +181,7 @@ def test_an_exported_folder_scores_as_the_task_does(tmp_path):
         candidate = str(table.item_names[samples.targets.items_T[row]])
         (chance,) = scorer.score(history, [candidate], int(table.times_E[event]))
         batch = task.collate([samples[row]])
-        names = ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN", "targets_B")
+        names = INPUTS
         with torch.no_grad():
             expected = model(*(batch[n] for n in names)).logits_B.sigmoid().item()
         assert chance == pytest.approx(expected, abs=1e-6)
@@ -264,6 +264,12 @@ def test_even_attention_is_one_everywhere():
         (("model=transformer", "model.rank=learned"), {"mask": "causal", "rank": "learned"}),
         (("model=mean_pooling",), {"pooling": "mean", "token_layers": 0}),
         (("model=target_attention",), {"pooling": "target", "token_layers": 0, "time": "none"}),
+        (("model=target_attention_reconstruction",), {"reconstruction": 0.3, "keys": ["items"]}),
+        (("model=din",), {"pooling": "din", "token_layers": 0}),
+        (("model=tin",), {"pooling": "tin", "time": "tin", "rank": "none"}),
+        (("model=bst",), {"pooling": "flat", "layer": "bst", "mask": "bidirectional"}),
+        (("model=sasrec",), {"pooling": "last", "rank": "learned", "mask": "causal"}),
+        (("model=hstu",), {"pooling": "appended", "layer": "hstu", "relative": "hstu"}),
     ],
 )
 def test_the_recipe_and_its_baselines_compose(words, expected):
