@@ -17,7 +17,8 @@ from recipes.ctr.metrics import (
     log_loss,
     relative_improvement,
 )
-from recipes.ctr.targets import POPULAR, REAL, UNIFORM, Targets
+from recipes.ctr.negatives import KINDS, REAL
+from recipes.ctr.targets import Targets
 
 AGES = (60, 3_600, 86_400, 7 * 86_400, 30 * 86_400)
 """Seconds since the newest interaction at which rows of a table begin."""
@@ -53,7 +54,7 @@ def figures(logits: Floats, targets: Targets, users: Ints, popularity: Floats) -
         "auc_of_popularity": auc(popularity, labels),
     }
     found["calibration"], found["calibration_error"] = calibration(logits, labels)
-    for kind, name in ((UNIFORM, "uniform"), (POPULAR, "popular")):
+    for name, kind in KINDS.items():
         rows = (labels == 1) | (targets.kinds_T == kind)
         if (targets.kinds_T == kind).any():
             found[f"auc_{name}"] = auc(logits[rows], labels[rows])

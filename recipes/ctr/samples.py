@@ -1,13 +1,12 @@
 """Targets with their histories: what the trainer reads."""
 
-import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from models.trip.history import ages
-from recipes.ctr.table import Interactions, Ints
+from recipes.ctr.table import Interactions, Ints, hash_of
 from recipes.ctr.targets import Targets
 
 
@@ -71,8 +70,3 @@ class Clicks:
         last_T = self.table.first_at_time[events_T] - 1
         age_T = self.table.times_E[events_T] - self.table.times_E[last_T.clip(0)]
         return np.where(self.lengths() > 0, age_T, -1)
-
-
-def hash_of(array: Ints) -> str:
-    """A short digest of whole numbers, equal on every machine."""
-    return hashlib.sha256(np.ascontiguousarray(array, dtype="<i8").tobytes()).hexdigest()[:16]

@@ -51,6 +51,11 @@ class Interactions:
         return np.searchsorted(self.users_E, self.users_E).astype(np.int64)
 
     @cached_property
+    def end_of_user(self) -> Ints:
+        """For each interaction, one behind the last one of its user."""
+        return np.searchsorted(self.users_E, self.users_E, side="right").astype(np.int64)
+
+    @cached_property
     def first_at_time(self) -> Ints:
         """For each interaction, the first one of its user at the same time: where its history ends."""
         new_E = np.ones(len(self.users_E), dtype=bool)
@@ -133,9 +138,15 @@ def _movielens_file(folder: str | None) -> Path:
 
 def read_tables(config: InteractionsConfig) -> Interactions:
     """The rows of all `data.files`, in the files' sorted order."""
-    files = sorted({Path(f) for g in config.files for f in glob.glob(g, recursive=True)})
+    where = Path(config.folder).expanduser() if config.folder else None
+    found = (f for g in config.files for f in glob.glob(g, root_dir=where, recursive=True))
+    files = sorted({(where or Path()) / f for f in found})
     if not files:
-        raise DataError(f"data.files={config.files} match no file: set data.files to other globs")
+        inside = f" in data.folder={config.folder}" if where else ""
+        raise DataError(
+            f"data.files={config.files} match no file{inside}: set data.files to other globs, or "
+            "data.folder to where they begin"
+        )
     keys = {
         "user_key": config.user_key,
         "item_key": config.item_key,
@@ -152,13 +163,32 @@ def read_tables(config: InteractionsConfig) -> Interactions:
     labels = np.ones(len(columns["user_key"]), dtype=np.int64)
     if "label_key" in columns:
         labels = _labels(columns["label_key"], config)
+    behaviours = columns.get("behaviour_key")
+    if behaviours is not None and config.target_behaviours:
+        labels = np.where(_are_targets(behaviours, config), labels, CONTEXT)
+    order = np.arange(len(labels))
+    if (
+        config.permute_ties
+    ):  # sorting by user and time, later, keeps this order where they are equal
+        order = np.random.default_rng(config.negatives_seed).permutation(order)
     return make_interactions(
-        columns["user_key"],
-        columns["item_key"],
-        columns["time_key"],
-        labels,
-        columns.get("behaviour_key"),
+        columns["user_key"][order],
+        columns["item_key"][order],
+        columns["time_key"][order],
+        labels[order],
+        None if behaviours is None else behaviours[order],
     )
+
+
+def _are_targets(behaviours: NDArray[Any], config: InteractionsConfig) -> NDArray[np.bool_]:
+    known = np.unique(behaviours)
+    for name in config.target_behaviours:
+        if name not in known:
+            raise DataError(
+                f"no interaction is of kind {name}; there are {', '.join(known)}: set "
+                "data.target_behaviours"
+            )
+    return np.isin(behaviours, config.target_behaviours)
 
 
 def _labels(values: NDArray[Any], config: InteractionsConfig) -> Ints:
@@ -236,3 +266,8 @@ def _read_table(file: Path) -> Any:
 def counts_by(values: Sequence[int] | Ints, length: int) -> Ints:
     """How often each of 0 ... length - 1 is there."""
     return np.bincount(np.asarray(values, dtype=np.int64), minlength=length).astype(np.int64)
+
+
+def hash_of(array: Ints) -> str:
+    """A short digest of whole numbers, equal on every machine."""
+    return hashlib.sha256(np.ascontiguousarray(array, dtype="<i8").tobytes()).hexdigest()[:16]
