@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.trip.config import TripConfig
@@ -22,6 +23,7 @@ from recipes.ctr.config import InteractionsConfig
 from recipes.ctr.panels import ClickPanels, looks
 from recipes.ctr.planted import plant
 from recipes.ctr.samples import Clicks, Sample
+from recipes.ctr.start import item_vectors
 from recipes.ctr.table import Interactions, Ints, read_movielens, read_tables
 from recipes.ctr.targets import Split, Targets, split
 from recipes.task import Batch
@@ -104,8 +106,17 @@ class TripTask:
             )
 
     def init_weights(self, module: nn.Module) -> None:
-        """See `models.trip.model.init_weights`."""
+        """See `models.trip.model.init_weights`, and `recipes.ctr.start`."""
         init_weights(module)
+        if isinstance(module, Trip) and self.model_config.item_start == "counts":
+            with torch.no_grad():
+                module.items_VD[UNSEEN + 1 :] = torch.from_numpy(self.item_vectors)
+
+    @cached_property
+    def item_vectors(self) -> NDArray[np.float32]:
+        """Where the item table begins, if not at random."""
+        D, folder = self.model_config.hidden_size, self.data_config.cache_dir
+        return item_vectors(self.table, self.parts, D, folder)
 
     def weights_folder(self) -> Path | None:
         """Always from the start."""
@@ -141,15 +152,33 @@ class TripTask:
             behaviours_BN[b, begin:] = sample.behaviours_n
             ages_BN[b, begin:] = sample.ages_n
         return {
-            "items_BN": torch.from_numpy(items_BN),
-            "behaviours_BN": torch.from_numpy(behaviours_BN),
-            "ages_BN": torch.from_numpy(ages_BN),
-            "buckets_BN": torch.from_numpy(bucket(ages_BN, self.time_edges)),
-            "groups_BN": torch.from_numpy(self.grouping(ages_BN)),
+            **self._inputs(items_BN, behaviours_BN, ages_BN),
             "targets_B": torch.tensor([sample.target for sample in samples]),
             "labels_B": torch.tensor([float(sample.label) for sample in samples]),
             "rows_B": torch.tensor([sample.row for sample in samples]),
             "count": B,
+        }
+
+    def _inputs(self, items_BN: Ints, behaviours_BN: Ints, ages_BN: Ints) -> dict[str, Tensor]:
+        """What the model reads of histories."""
+        arrays = {
+            "items_BN": items_BN,
+            "behaviours_BN": behaviours_BN,
+            "ages_BN": ages_BN,
+            "buckets_BN": bucket(ages_BN, self.time_edges),
+            "groups_BN": self.grouping(ages_BN),
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def at_once(self, clicks: Clicks, rows: Ints) -> dict[str, Any]:
+        """What `collate` gives of these samples, made all together."""
+        targets = clicks.targets.of(rows)
+        return {
+            **self._inputs(*clicks.padded(rows)),
+            "targets_B": torch.from_numpy(clicks.vocabulary_I[targets.items_T]),
+            "labels_B": torch.from_numpy(targets.labels_T).float(),
+            "rows_B": torch.from_numpy(rows),
+            "count": len(rows),
         }
 
     def count(self, batch: Batch) -> int:
@@ -183,6 +212,10 @@ class TripTask:
             out.logits_B.float(), batch["labels_B"], reduction="sum"
         )
         return clicks + self.model_config.reconstruction * nats_B.sum()
+
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The log-odds of a click on each target, (B,)."""
+        return self._forward(model, batch, None)[0].logits_B
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
         """Every target's score at its own place, and where the head looks."""

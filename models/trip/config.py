@@ -11,6 +11,7 @@ RANK_STARTS = ("sinusoid", "random")
 TIMES = ("none", "trte", "tin")
 RELATIVES = ("none", "rope", "alibi", "hstu")
 MASKS = ("group", "causal", "bidirectional", "learned")
+ITEM_STARTS = ("random", "counts")
 LAYERS = ("standard", "bst", "hstu")
 POOLINGS = ("target", "mean", "din", "tin", "last", "appended", "flat")
 KEYS = ("items", "tokens", "summaries")
@@ -33,6 +34,8 @@ class TripConfig:
     """Share of the values between layers that training leaves out."""
     max_history: int = 50
     """The newest so many items of a history are read."""
+    item_start: str = "random"
+    """How the item table begins: random, or from who met what in training (counts)."""
     rank: str = "fre"
     """What is added for an item's place, counted from the newest: fre (factorized), learned,
     sinusoidal or none."""
@@ -85,6 +88,7 @@ class TripConfig:
         for name in ("token_layers", "summaries", "upper_layers", "reconstruction", "dropout",
                      "session_gap"):  # fmt: skip
             at_least(f"model.{name}", getattr(self, name), 0)
+        one_of("model.item_start", self.item_start, ITEM_STARTS)
         one_of("model.rank", self.rank, RANKS)
         one_of("model.rank_start", self.rank_start, RANK_STARTS)
         one_of("model.time", self.time, TIMES)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.trip.history import ages
+from models.trip.history import PADDING, ages
 from recipes.ctr.table import Interactions, Ints, hash_of
 from recipes.ctr.targets import Targets
 
@@ -52,6 +52,16 @@ class Clicks:
         """Where the history of an interaction begins and ends in the table."""
         end = int(self.table.first_at_time[event])
         return max(int(self.table.first_of_user[event]), end - self.max_history), end
+
+    def padded(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
+        """Items, behaviours and ages of many histories at once, (B, N) each, padded on the left."""
+        table, events = self.table, self.targets.events_T[rows][:, None]
+        place = table.first_at_time[events] - self.max_history + np.arange(self.max_history)
+        there = place >= table.first_of_user[events]
+        place = np.where(there, place, 0)
+        items = np.where(there, self.vocabulary_I[table.items_E[place]], PADDING)
+        behaviours = np.where(there, table.behaviours_E[place], 0)
+        return items, behaviours, np.where(there, table.times_E[events] - table.times_E[place], 0)
 
     def fingerprint(self) -> str:
         """Of the table, and of what was drawn."""
