@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 
@@ -56,18 +57,21 @@ class Scorer:
         """Read an exported folder. Raises `ValueError` for one that is none."""
         try:
             about = json.loads((Path(folder) / "trip.json").read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{folder} is no exported folder: {error}") from error
-        items, behaviours = about["items"], about["behaviours"]
-        stored = about["grouping"]
-        grouping = Grouping(tuple(stored["edges"]), stored["gap"], stored["sessions"])
-        model = Trip(
-            TripConfig(**about["model"]),
-            num_items=max(items.values()) + 1,
-            num_behaviours=len(behaviours),
-            groups=grouping.count,
-        )
-        load_model(model, Path(folder) / "model.safetensors")
+            items, behaviours = about["items"], about["behaviours"]
+            stored = about["grouping"]
+            grouping = Grouping(tuple(stored["edges"]), stored["gap"], stored["sessions"])
+            model = Trip(
+                TripConfig(**about["model"]),
+                num_items=max(items.values()) + 1,
+                num_behaviours=len(behaviours),
+                groups=grouping.count,
+            )
+            load_model(model, Path(folder) / "model.safetensors")
+        except KeyError as error:
+            raise ValueError(f"{folder} is no exported folder: it has no {error}") from error
+        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            why = " ".join(str(error).split())
+            raise ValueError(f"{folder} is no exported folder: {why}") from error
         return cls(model.eval(), items, behaviours, grouping)
 
     @torch.no_grad()
@@ -80,13 +84,20 @@ class Scorer:
         """The chance of a click on each candidate at `time`, in seconds.
 
         `history` has item, behaviour (None where the model knows none) and time, oldest first. Raises
-        `ValueError` for items and behaviours that are unknown, for times that do not ascend, and for an
-        event that is not before `time`.
+        `ValueError` for items and behaviours that are unknown, for times that do not ascend or are no
+        whole numbers, and for an event that is not before `time`.
         """
+        if isinstance(candidates, str):
+            raise ValueError(f"candidates are {candidates!r}: give a list of names")
+        for row in history:
+            if not isinstance(row, Sequence) or len(row) != 3:
+                raise ValueError(f"{row!r} is no event: give item, behaviour (or None) and seconds")
+        if not len(candidates):
+            return []
         config = self.model.config
         newest = history[-config.max_history :]
-        all_ages = ages(np.array([at for *_, at in history], dtype=np.int64), time)
-        ages_n = all_ages[len(history) - len(newest) :]
+        times = np.array([_seconds(at) for *_, at in history], dtype=np.int64)
+        ages_n = ages(times, _seconds(time))[len(history) - len(newest) :]
         N = config.max_history
         items_N, behaviours_N, ages_N = (np.zeros(N, np.int64) for _ in range(3))
         begin = N - len(newest)
@@ -103,6 +114,8 @@ class Scorer:
         return chances
 
     def _item(self, name: str) -> int:
+        if not isinstance(name, str):
+            raise ValueError(f"item {name!r} is no text: names of items are, such as {str(name)!r}")
         if name not in self.items:
             raise ValueError(f"item {name} is unknown: the model knows {len(self.items):,} items")
         return self.items[name]
@@ -114,3 +127,10 @@ class Scorer:
             known = ", ".join(self.behaviours) or "none"
             raise ValueError(f"behaviour {name} is unknown: the model knows {known}")
         return self.behaviours[name]
+
+
+def _seconds(value: int) -> int:
+    """The same, if it is whole: fractions would be cut off without a word."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ValueError(f"time {value!r} is no whole number of seconds")
+    return int(value)

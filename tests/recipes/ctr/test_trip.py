@@ -196,6 +196,11 @@ def test_an_exported_folder_scores_as_the_task_does(tmp_path):
         ([("3", "9", 5)], ["3"], "behaviour 9 is unknown: the model knows 1, 2, 3, 4, 5"),
         ([("3", "4", 5), ("4", "4", 4)], ["3"], "times of a history do not ascend: 4 follows 5"),
         ([("3", "4", 100)], ["3"], "an event at 100, and its target is at 100"),
+        ([("3", "4", 5.5)], ["3"], "time 5.5 is no whole number of seconds"),
+        ([("3", "4", None)], ["3"], "time None is no whole number of seconds"),
+        ([("3", "4")], ["3"], "('3', '4') is no event: give item, behaviour (or None) and seconds"),
+        ([("3", "4", 5)], [3], "item 3 is no text: names of items are, such as '3'"),
+        ([("3", "4", 5)], "34", "candidates are '34': give a list of names"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_one_error(
@@ -205,14 +210,36 @@ def test_a_request_that_cannot_be_served_is_one_error(
     task = make(ratings(folder))
     model = built(task)
     task.export(model, lambda names: {n: model.state_dict()[n] for n in names}, folder, Namespace())
-    with pytest.raises(ValueError, match="item|behaviour|history") as error:
+    with pytest.raises(ValueError, match="item|behaviour|history|time|candidates") as error:
         Scorer.load(folder).score(history, candidates, time=100)
     assert message in str(error.value)
 
 
 def test_a_folder_that_was_not_exported_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is no exported folder"):
-        Scorer.load(tmp_path)
+    def refused(words):
+        with pytest.raises(ValueError, match="is no exported folder") as error:
+            Scorer.load(tmp_path / "out")
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+
+    refused("No such file")
+    task = make(ratings(tmp_path))
+    model = built(task)
+    (tmp_path / "out").mkdir()
+    read = lambda names: {n: model.state_dict()[n] for n in names}  # noqa: E731
+    task.export(model, read, tmp_path / "out", Namespace())
+    assert Scorer.load(tmp_path / "out").score([], [], time=0) == []
+    about = json.loads((tmp_path / "out" / "trip.json").read_text())
+    for changed, words in (
+        ({k: v for k, v in about.items() if k != "grouping"}, "it has no 'grouping'"),
+        ({**about, "model": {**about["model"], "no_such_part": 1}}, "no_such_part"),
+        ({**about, "items": {"3": 900}}, "size mismatch"),
+    ):
+        (tmp_path / "out" / "trip.json").write_text(json.dumps(changed))
+        refused(words)
+    (tmp_path / "out" / "trip.json").write_text(json.dumps(about))
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"0" * 20)
+    refused("")
 
 
 def test_a_sample_in_words(tmp_path):
