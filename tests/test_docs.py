@@ -40,6 +40,7 @@ ELSEWHERE = {
     "python -m benchmarks.repacking.page": "would change the checkout; its tables are compared there",
     "pip install --no-deps recbole": "needs a package index",
     "python -m trainer +recipe=trip run.dir=runs/trip": "needs that package; the next block trains",
+    "python -m benchmarks.trip": "tests/benchmarks/trip runs a small one",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""
