@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.trip.config import TripConfig
 from models.trip.cost import training_flops
-from models.trip.history import bucket, group, quantile_edges, time_edges
-from models.trip.model import PADDING, UNSEEN, Output, Trip, init_weights
+from models.trip.history import PADDING, UNSEEN, Grouping, bucket, quantile_edges, time_edges
+from models.trip.model import Output, Trip, init_weights
 from models.trip.reconstruction import choose_masked, reconstruction_loss
 from models.trip.serve import Read, write_folder
 from recipes.ctr import figures
@@ -22,11 +23,14 @@ from recipes.ctr.config import InteractionsConfig
 from recipes.ctr.panels import ClickPanels, looks
 from recipes.ctr.planted import plant
 from recipes.ctr.samples import Clicks, Sample
+from recipes.ctr.start import item_vectors
 from recipes.ctr.table import Interactions, read_movielens, read_tables
 from recipes.ctr.targets import Split, Targets, split
 from recipes.interactions.tables import Ints
 from recipes.task import Batch
 
+INPUTS = ("items_BN", "behaviours_BN", "ages_BN", "buckets_BN", "groups_BN", "targets_B")
+"""What the model reads of a batch, in its order."""
 EDGE_SAMPLES = 5000
 """So many training histories, evenly spread, decide where temporal groups begin."""
 
@@ -70,14 +74,17 @@ class TripTask:
         return split(self.table, self.data_config)
 
     @cached_property
-    def group_edges(self) -> tuple[int, ...]:
-        """The ages at which temporal groups begin."""
-        if self.model_config.group_edges:
-            return tuple(self.model_config.group_edges)
+    def grouping(self) -> Grouping:
+        """Where temporal groups begin."""
+        model = self.model_config
+        if model.session_gap:
+            return Grouping(gap=model.session_gap, sessions=model.groups)
+        if model.group_edges:
+            return Grouping(tuple(model.group_edges))
         train = self.train_samples()
         chosen = range(0, len(train), -(-len(train) // EDGE_SAMPLES))
         ages = [train[row].ages_n for row in chosen]
-        return quantile_edges(np.concatenate(ages), self.model_config.groups)
+        return Grouping(quantile_edges(np.concatenate(ages), model.groups))
 
     @cached_property
     def time_edges(self) -> Ints:
@@ -96,12 +103,21 @@ class TripTask:
                 self.model_config,
                 self.parts.num_items,
                 len(self.table.behaviour_names),
-                len(self.group_edges) + 1,
+                self.grouping.count,
             )
 
     def init_weights(self, module: nn.Module) -> None:
-        """See `models.trip.model.init_weights`."""
+        """See `models.trip.model.init_weights`, and `recipes.ctr.start`."""
         init_weights(module)
+        if isinstance(module, Trip) and self.model_config.item_start == "counts":
+            with torch.no_grad():
+                module.items_VD[UNSEEN + 1 :] = torch.from_numpy(self.item_vectors)
+
+    @cached_property
+    def item_vectors(self) -> NDArray[np.float32]:
+        """Where the item table begins, if not at random."""
+        D, folder = self.model_config.hidden_size, self.data_config.cache_dir
+        return item_vectors(self.table, self.parts, D, folder)
 
     def weights_folder(self) -> Path | None:
         """Always from the start."""
@@ -137,14 +153,33 @@ class TripTask:
             behaviours_BN[b, begin:] = sample.behaviours_n
             ages_BN[b, begin:] = sample.ages_n
         return {
-            "items_BN": torch.from_numpy(items_BN),
-            "behaviours_BN": torch.from_numpy(behaviours_BN),
-            "buckets_BN": torch.from_numpy(bucket(ages_BN, self.time_edges)),
-            "groups_BN": torch.from_numpy(group(ages_BN, self.group_edges)),
+            **self._inputs(items_BN, behaviours_BN, ages_BN),
             "targets_B": torch.tensor([sample.target for sample in samples]),
             "labels_B": torch.tensor([float(sample.label) for sample in samples]),
             "rows_B": torch.tensor([sample.row for sample in samples]),
             "count": B,
+        }
+
+    def _inputs(self, items_BN: Ints, behaviours_BN: Ints, ages_BN: Ints) -> dict[str, Tensor]:
+        """What the model reads of histories."""
+        arrays = {
+            "items_BN": items_BN,
+            "behaviours_BN": behaviours_BN,
+            "ages_BN": ages_BN,
+            "buckets_BN": bucket(ages_BN, self.time_edges),
+            "groups_BN": self.grouping(ages_BN),
+        }
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def at_once(self, clicks: Clicks, rows: Ints) -> dict[str, Any]:
+        """What `collate` gives of these samples, made all together."""
+        targets = clicks.targets.of(rows)
+        return {
+            **self._inputs(*clicks.padded(rows)),
+            "targets_B": torch.from_numpy(clicks.vocabulary_I[targets.items_T]),
+            "labels_B": torch.from_numpy(targets.labels_T).float(),
+            "rows_B": torch.from_numpy(rows),
+            "count": len(rows),
         }
 
     def count(self, batch: Batch) -> int:
@@ -155,8 +190,7 @@ class TripTask:
         self, model: nn.Module, batch: Batch, masked_BM: Tensor | None
     ) -> tuple[Output, Tensor]:
         """What the model gives, and each history's reconstruction loss."""
-        names = ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN", "targets_B")
-        out: Output = model(*(batch[name] for name in names), masked_BM)
+        out: Output = model(*(batch[name] for name in INPUTS), masked_BM)
         if out.item_logits_BMV is None or masked_BM is None:
             return out, torch.zeros_like(out.logits_B)
         return out, reconstruction_loss(
@@ -179,6 +213,10 @@ class TripTask:
             out.logits_B.float(), batch["labels_B"], reduction="sum"
         )
         return clicks + self.model_config.reconstruction * nats_B.sum()
+
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The log-odds of a click on each target, (B,)."""
+        return self._forward(model, batch, None)[0].logits_B
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
         """Every target's score at its own place, and where the head looks."""
@@ -203,7 +241,7 @@ class TripTask:
             batch["items_BN"] != PADDING,
             groups_BN,
             batch["buckets_BN"] // self.model_config.time_fine,
-            len(self.group_edges) + 1,
+            self.grouping.count,
             self.model_config.time_octaves,
         )
 
@@ -223,7 +261,7 @@ class TripTask:
 
     @cached_property
     def _panels(self) -> ClickPanels:
-        return ClickPanels(self.group_edges, self.model_config.time_unit)
+        return ClickPanels(figures.group_names(self.grouping), self.model_config.time_unit)
 
     def panels(self) -> list[dict[str, Any]]:
         """AUC by time and by length, where the head looks, and the comparison with popularity."""
@@ -241,20 +279,18 @@ class TripTask:
             for name, number in zip(self.table.item_names, self.parts.vocabulary_I, strict=True)
         }
         behaviours = {str(name): n + 1 for n, name in enumerate(self.table.behaviour_names)}
-        write_folder(out, model, read, self.model_config, vocabulary, behaviours, self.group_edges)
+        write_folder(out, model, read, self.model_config, vocabulary, behaviours, self.grouping)
         return f"{len(vocabulary):,} items"
 
     def flops(self, batch: Batch) -> float:
         """See `models.trip.cost`."""
-        groups = len(self.group_edges) + 1
-        return float(batch["count"]) * training_flops(self.model_config, groups)
+        return float(batch["count"]) * training_flops(self.model_config, self.grouping.count)
 
     def describe(self) -> dict[str, str]:
         """Model, table, and targets."""
         config, table, parts = self.model_config, self.table, self.parts
         sizes = [len(part) for part in (parts.train, parts.validation, parts.test)]
         what = self.data_config.source if self.data_config.source != "files" else "tables"
-        edges = ", ".join(map(figures.seconds, self.group_edges))
         return {
             "model": f"trip, {config.token_layers}+{config.upper_layers if config.summaries else 0} "
             f"layers x {config.hidden_size}, mask {config.mask}, rank {config.rank}, "
@@ -263,12 +299,12 @@ class TripTask:
             f"{len(table.times_E):,} interactions",
             "targets": "{:,} train, {:,} validation, {:,} test; ".format(*sizes)
             + f"{parts.train.labels_T.mean():.1%} clicks in training",
-            "groups": f"{len(self.group_edges) + 1}, which begin at 0, {edges}",
+            "groups": f"{self.grouping.count}: {', '.join(figures.group_names(self.grouping))}",
         }
 
     def show(self, sample: Sample) -> Iterator[str]:
         """The target, then the history, newest first."""
-        groups_n = group(sample.ages_n, self.group_edges)
+        groups_n = self.grouping(sample.ages_n)
         buckets_n = bucket(sample.ages_n, self.time_edges)
         yield f"item {sample.target}, {'click' if sample.label else 'no click'}"
         rows = zip(

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "python -m trainer +recipe=trip run.dir=runs/trip": "needs that package; the next block trains",
     "python -m trainer +recipe=slide run.dir=runs/slide": "needs that package, and minutes; see below",
     "python -m trainer +recipe=slide data=planted": "tests/trainer/test_chain.py runs chains",
+    "python -m benchmarks.trip": "tests/benchmarks/trip runs a small one",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""

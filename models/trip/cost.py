@@ -1,6 +1,7 @@
 """Floating-point operations of training on one target."""
 
-from models.trip.config import TripConfig
+from models.trip.config import APPENDING, TripConfig
+from models.trip.heads.din import UNITS
 
 
 def training_flops(config: TripConfig, groups: int) -> float:
@@ -9,15 +10,30 @@ def training_flops(config: TripConfig, groups: int) -> float:
     Items are read twice if some are hidden. Products with the item table are left out: they depend
     on the catalogue, and are small beside the layers of a small one.
     """
-    D, N = config.hidden_size, config.max_history
-    passes = 2 if config.reconstruction else 1
-    total = passes * config.token_layers * _layer(N, D)
-    keys = N + 1
-    if config.summaries:
-        keys += config.summaries * groups
-        total += config.upper_layers * _layer(config.summaries * groups + 1, D)
-    return total + 6.0 * (2 * D * D * keys + 7 * D * D + 2 * D)
+    D = config.hidden_size
+    N = config.max_history + (config.pooling in APPENDING)
+    passes = int(config.reads_tokens) + (config.reconstruction > 0)
+    total = passes * config.token_layers * _layer(N, D, hstu=config.layer == "hstu")
+    summaries = config.summaries * groups
+    if summaries:
+        total += config.upper_layers * _layer(summaries + 1, D)
+    sizes = {"items": N, "tokens": N, "summaries": summaries}
+    return total + 6.0 * _head_weights(config, sum(sizes[key] for key in config.keys_used))
 
 
-def _layer(N: int, D: int) -> float:
-    return 6.0 * 12 * D * D * N + 12.0 * N * N * D
+def _layer(N: int, D: int, hstu: bool = False) -> float:
+    return 6.0 * (5 if hstu else 12) * D * D * N + 12.0 * N * N * D
+
+
+def _head_weights(config: TripConfig, keys: int) -> float:
+    """Weights of the head, each times how often it is used for one target."""
+    D = config.hidden_size
+    verdict = 6 * D * D + 2 * D
+    if config.pooling in ("target", "mean"):
+        return 2 * D * D * (keys + 1) + (config.pooling == "target") * D * D + verdict
+    if config.pooling == "din":
+        first, second = UNITS
+        return keys * (4 * D * first + first * second + second) + verdict
+    if config.pooling == "flat":
+        return 4 * D * D * keys + 8 * D * D + 2 * D
+    return 0.0 if config.pooling == "last" else verdict

@@ -18,18 +18,29 @@ class FactorizedRankEncoding(nn.Module):
     """A table of places as a product: `max_history * K + K * D` numbers instead of `max_history * D`.
 
     It starts as the best product of that rank for a sinusoidal table (its truncated singular value
-    decomposition), so that near places begin near each other.
+    decomposition), so that near places begin near each other; or at random. With a gate, the target
+    weighs the K factors: by one at the start, by anything from zero to two later.
     """
 
-    def __init__(self, max_history: int, factors: int, hidden_size: int) -> None:
+    def __init__(self, config: TripConfig) -> None:
         super().__init__()
-        self.places_NK = nn.Parameter(torch.empty(max_history, factors))
-        self.directions_KD = nn.Parameter(torch.empty(factors, hidden_size))
+        N, D = config.max_history, config.hidden_size
+        K = min(config.rank_factors, N)
+        self.random = config.rank_start == "random"
+        self.places_NK = nn.Parameter(torch.empty(N, K))
+        self.directions_KD = nn.Parameter(torch.empty(K, D))
+        self.gate_KD = nn.Parameter(torch.empty(K, D)) if config.rank_gate else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Start at the sinusoidal table, as small as item embeddings are."""
+        """As large as item embeddings are, either way."""
         (N, K), (_, D) = self.places_NK.shape, self.directions_KD.shape
+        if self.gate_KD is not None:
+            self.gate_KD.zero_()
+        if self.random:
+            for table in (self.places_NK, self.directions_KD):
+                nn.init.normal_(table, std=(EMBEDDING_STD / K**0.5) ** 0.5)
+            return
         table_ND = sinusoidal(N, D, torch.device("cpu")).double() * EMBEDDING_STD * math.sqrt(2)
         u_NR, s_R, v_RD = torch.linalg.svd(table_ND, full_matrices=False)
         self.places_NK.zero_()
@@ -39,9 +50,12 @@ class FactorizedRankEncoding(nn.Module):
         self.places_NK[:, :rank] = (u_NR[:, :rank] * root_R).to(self.places_NK)
         self.directions_KD[:rank] = (root_R[:, None] * v_RD[:rank]).to(self.directions_KD)
 
-    def forward(self, N: int) -> Tensor:
-        """(N, D), oldest place first."""
-        return (self.places_NK[:N] @ self.directions_KD).flip(0)
+    def forward(self, N: int, target_BD: Tensor) -> Tensor:
+        """(N, D), oldest place first; with a gate (B, N, D)."""
+        places = self.places_NK[:N].flip(0)
+        if self.gate_KD is not None:
+            places = places * 2 * (target_BD @ self.gate_KD.T).sigmoid()[:, None]
+        return places @ self.directions_KD
 
 
 class LearnedRankEncoding(nn.Module):
@@ -55,8 +69,9 @@ class LearnedRankEncoding(nn.Module):
         """Small normal numbers, as for items."""
         nn.init.normal_(self.places_ND, std=EMBEDDING_STD)
 
-    def forward(self, N: int) -> Tensor:
+    def forward(self, N: int, target_BD: Tensor) -> Tensor:
         """(N, D), oldest place first."""
+        del target_BD
         return self.places_ND[:N].flip(0)
 
 
@@ -72,8 +87,9 @@ class SinusoidalRankEncoding(nn.Module):
         """As large as item embeddings are."""
         nn.init.constant_(self.scale, EMBEDDING_STD * math.sqrt(2))
 
-    def forward(self, N: int) -> Tensor:
+    def forward(self, N: int, target_BD: Tensor) -> Tensor:
         """(N, D), oldest place first."""
+        del target_BD
         return self.scale * sinusoidal(N, self.hidden_size, self.scale.device).flip(0)
 
 
@@ -101,6 +117,26 @@ class TargetRelativeTimeEncoding(nn.Module):
         return lookup(coarse_BN, self.coarse_CD) + lookup(buckets_BN, self.fine_CFD)
 
 
+class CoarseTimeEncoding(nn.Module):
+    """TIN's encoding of intervals (Zhou et al. 2024): one table, whose first row is the target's.
+
+    The table's rows are octaves, as those of the coarse half of TRTE.
+    """
+
+    def __init__(self, octaves: int, fine: int, hidden_size: int) -> None:
+        super().__init__()
+        self.fine = fine
+        self.coarse_CD = nn.Parameter(torch.empty(octaves, hidden_size))
+
+    def reset_parameters(self) -> None:
+        """As for items."""
+        nn.init.normal_(self.coarse_CD, std=EMBEDDING_STD)
+
+    def forward(self, buckets_BN: Tensor) -> Tensor:
+        """(B, N, D)."""
+        return nn.functional.embedding(buckets_BN // self.fine, self.coarse_CD)
+
+
 EMBEDDING_STD = 0.02
 """Of the first numbers in every table."""
 
@@ -115,8 +151,15 @@ def sinusoidal(N: int, D: int, device: torch.device) -> Tensor:
 def rank_encoding(config: TripConfig) -> nn.Module | None:
     """The one that `model.rank` names."""
     if config.rank == "fre":
-        factors = min(config.rank_factors, config.max_history)
-        return FactorizedRankEncoding(config.max_history, factors, config.hidden_size)
+        return FactorizedRankEncoding(config)
     if config.rank == "learned":
         return LearnedRankEncoding(config.max_history, config.hidden_size)
     return SinusoidalRankEncoding(config.hidden_size) if config.rank == "sinusoidal" else None
+
+
+def time_encoding(config: TripConfig) -> nn.Module | None:
+    """The one that `model.time` names."""
+    kinds = {"trte": TargetRelativeTimeEncoding, "tin": CoarseTimeEncoding}
+    if config.time == "none":
+        return None
+    return kinds[config.time](config.time_octaves, config.time_fine, config.hidden_size)

@@ -8,11 +8,17 @@ same side on every machine.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
+PADDING, UNSEEN = 0, 1
+"""Rows of the item table that are no items: nothing, and any item that training never saw.
+
+Both stay zero: no training sample has them, and reconstruction leaves them out.
+"""
 
 
 def ages(times_N: Ints, target_time: int) -> Ints:
@@ -52,6 +58,36 @@ def bucket(ages_N: Ints, edges: Ints) -> Ints:
 def group(ages_N: Ints, edges: Sequence[int]) -> Ints:
     """The temporal group of each age: 0 is the newest, and group n begins at `edges[n - 1]`."""
     return np.searchsorted(np.array(edges, dtype=np.int64), ages_N, side="right").astype(np.int64)
+
+
+def session(ages_N: Ints, gap: int, groups: int) -> Ints:
+    """The session of each interaction, 0 the newest: one ends where more than `gap` seconds pass.
+
+    Ages descend along the last dimension; the oldest sessions share number `groups - 1`.
+    """
+    breaks = ages_N[..., :-1] - ages_N[..., 1:] > gap
+    newer_N = np.zeros(ages_N.shape, dtype=np.int64)
+    newer_N[..., :-1] = np.cumsum(breaks[..., ::-1], axis=-1)[..., ::-1]
+    return newer_N.clip(max=groups - 1)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Where temporal groups begin: at certain ages, or after a pause."""
+
+    edges: tuple[int, ...] = ()
+    gap: int = 0
+    """Seconds that end a session; 0: groups by age."""
+    sessions: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.sessions if self.gap else len(self.edges) + 1
+
+    def __call__(self, ages_N: Ints) -> Ints:
+        """The group of each age; where groups are sessions, ages are those of whole histories."""
+        return session(ages_N, self.gap, self.sessions) if self.gap else group(ages_N, self.edges)
 
 
 def quantile_edges(ages_E: Ints, groups: int) -> tuple[int, ...]:

@@ -1,10 +1,13 @@
-"""Masked reconstruction: which items of a history are hidden, and the loss on what they were.
+"""Masked reconstruction: which items of a history are hidden, what they are guessed to be, and the loss.
 
-B histories, N items, M hidden ones a history at most, V items of the catalogue
+B histories, N items, M hidden ones a history at most, V items of the catalogue, D hidden size
 """
 
 import torch
 from torch import Tensor, nn
+
+from models.trip.encodings import EMBEDDING_STD
+from models.trip.history import UNSEEN
 
 
 def most_masked(N: int, share: float) -> int:
@@ -45,3 +48,31 @@ def reconstruction_loss(
     # not a product: a row that does not count may hold an infinity
     nats_BM = torch.where(counts_BM, nats_BM, 0.0)
     return nats_BM.sum(1) / counts_BM.sum(1).clamp(min=1)
+
+
+class Reconstruction(nn.Module):
+    """Hides items, and scores all items for each hidden place, by the table they come from."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.mask_D = nn.Parameter(torch.empty(hidden_size))
+        self.norm = nn.LayerNorm(hidden_size)
+        self.project = nn.Linear(hidden_size, hidden_size)
+
+    def reset_parameters(self) -> None:
+        """As for items."""
+        nn.init.normal_(self.mask_D, std=EMBEDDING_STD)
+
+    def hide(self, items_BND: Tensor, masked_BM: Tensor) -> Tensor:
+        """The same with one vector at all places of `masked_BM`, before places and times are added."""
+        N = items_BND.shape[1]
+        masked_BN = (masked_BM[:, :, None] == torch.arange(N, device=masked_BM.device)).any(1)
+        return torch.where(masked_BN[..., None], self.mask_D, items_BND)
+
+    def forward(self, x_BND: Tensor, masked_BM: Tensor, items_VD: Tensor) -> Tensor:
+        """(B, M, V); what are no items cannot be guessed."""
+        there_BMD = x_BND.take_along_dim(masked_BM.clamp(min=0)[..., None], dim=1)
+        guessed_BMD = self.project(self.norm(there_BMD).flatten(0, 1)).view_as(there_BMD)
+        logits_BMV = guessed_BMD @ items_VD.T
+        none_V = torch.arange(len(items_VD), device=items_VD.device) <= UNSEEN
+        return logits_BMV.masked_fill(none_V, torch.finfo(logits_BMV.dtype).min)

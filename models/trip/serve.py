@@ -11,11 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 
 from models.trip.config import TripConfig
-from models.trip.history import ages, bucket, group, time_edges
+from models.trip.history import Grouping, ages, bucket, time_edges
 from models.trip.model import Trip
 
 Read = Callable[[Sequence[str]], dict[str, Tensor]]
@@ -29,13 +30,13 @@ def write_folder(
     config: TripConfig,
     vocabulary: Mapping[str, int],
     behaviours: Mapping[str, int],
-    edges: Sequence[int],
+    grouping: Grouping,
 ) -> None:
     """Weights, and everything that turns a request into whole numbers, as `Scorer.load` reads them."""
     save_file(read(list(model.state_dict())), out / "model.safetensors")
     about = {
         "model": asdict(config),
-        "group_edges": list(edges),
+        "grouping": asdict(grouping),
         "behaviours": dict(behaviours),
         "items": dict(vocabulary),
     }
@@ -49,24 +50,29 @@ class Scorer:
     model: Trip
     items: Mapping[str, int]
     behaviours: Mapping[str, int]
-    group_edges: Sequence[int]
+    grouping: Grouping
 
     @classmethod
     def load(cls, folder: Path | str) -> "Scorer":
         """Read an exported folder. Raises `ValueError` for one that is none."""
         try:
             about = json.loads((Path(folder) / "trip.json").read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{folder} is no exported folder: {error}") from error
-        items, behaviours = about["items"], about["behaviours"]
-        model = Trip(
-            TripConfig(**about["model"]),
-            num_items=max(items.values()) + 1,
-            num_behaviours=len(behaviours),
-            groups=len(about["group_edges"]) + 1,
-        )
-        load_model(model, Path(folder) / "model.safetensors")
-        return cls(model.eval(), items, behaviours, about["group_edges"])
+            items, behaviours = about["items"], about["behaviours"]
+            stored = about["grouping"]
+            grouping = Grouping(tuple(stored["edges"]), stored["gap"], stored["sessions"])
+            model = Trip(
+                TripConfig(**about["model"]),
+                num_items=max(items.values()) + 1,
+                num_behaviours=len(behaviours),
+                groups=grouping.count,
+            )
+            load_model(model, Path(folder) / "model.safetensors")
+        except KeyError as error:
+            raise ValueError(f"{folder} is no exported folder: it has no {error}") from error
+        except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
+            why = " ".join(str(error).split())
+            raise ValueError(f"{folder} is no exported folder: {why}") from error
+        return cls(model.eval(), items, behaviours, grouping)
 
     @torch.no_grad()
     def score(
@@ -78,13 +84,20 @@ class Scorer:
         """The chance of a click on each candidate at `time`, in seconds.
 
         `history` has item, behaviour (None where the model knows none) and time, oldest first. Raises
-        `ValueError` for items and behaviours that are unknown, for times that do not ascend, and for an
-        event that is not before `time`.
+        `ValueError` for items and behaviours that are unknown, for times that do not ascend or are no
+        whole numbers, and for an event that is not before `time`.
         """
+        if isinstance(candidates, str):
+            raise ValueError(f"candidates are {candidates!r}: give a list of names")
+        for row in history:
+            if not isinstance(row, Sequence) or len(row) != 3:
+                raise ValueError(f"{row!r} is no event: give item, behaviour (or None) and seconds")
+        if not len(candidates):
+            return []
         config = self.model.config
         newest = history[-config.max_history :]
-        all_ages = ages(np.array([at for *_, at in history], dtype=np.int64), time)
-        ages_n = all_ages[len(history) - len(newest) :]
+        times = np.array([_seconds(at) for *_, at in history], dtype=np.int64)
+        ages_n = ages(times, _seconds(time))[len(history) - len(newest) :]
         N = config.max_history
         items_N, behaviours_N, ages_N = (np.zeros(N, np.int64) for _ in range(3))
         begin = N - len(newest)
@@ -92,7 +105,7 @@ class Scorer:
         behaviours_N[begin:] = [self._behaviour(behaviour) for _, behaviour, _ in newest]
         ages_N[begin:] = ages_n
         edges = time_edges(config.time_unit, config.time_octaves, config.time_fine)
-        rows = (items_N, behaviours_N, bucket(ages_N, edges), group(ages_N, self.group_edges))
+        rows = (items_N, behaviours_N, ages_N, bucket(ages_N, edges), self.grouping(ages_N))
         targets = torch.tensor([self._item(item) for item in candidates])
         logits = self.model(
             *(torch.from_numpy(row).expand(len(candidates), -1) for row in rows), targets
@@ -101,6 +114,8 @@ class Scorer:
         return chances
 
     def _item(self, name: str) -> int:
+        if not isinstance(name, str):
+            raise ValueError(f"item {name!r} is no text: names of items are, such as {str(name)!r}")
         if name not in self.items:
             raise ValueError(f"item {name} is unknown: the model knows {len(self.items):,} items")
         return self.items[name]
@@ -112,3 +127,10 @@ class Scorer:
             known = ", ".join(self.behaviours) or "none"
             raise ValueError(f"behaviour {name} is unknown: the model knows {known}")
         return self.behaviours[name]
+
+
+def _seconds(value: int) -> int:
+    """The same, if it is whole: fractions would be cut off without a word."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise ValueError(f"time {value!r} is no whole number of seconds")
+    return int(value)

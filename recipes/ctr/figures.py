@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from models.trip.history import Grouping
 from recipes.ctr.metrics import (
     Floats,
     Ints,
@@ -16,7 +17,8 @@ from recipes.ctr.metrics import (
     log_loss,
     relative_improvement,
 )
-from recipes.ctr.targets import POPULAR, REAL, UNIFORM, Targets
+from recipes.ctr.negatives import KINDS, REAL
+from recipes.ctr.targets import Targets
 
 AGES = (60, 3_600, 86_400, 7 * 86_400, 30 * 86_400)
 """Seconds since the newest interaction at which rows of a table begin."""
@@ -52,7 +54,7 @@ def figures(logits: Floats, targets: Targets, users: Ints, popularity: Floats) -
         "auc_of_popularity": auc(popularity, labels),
     }
     found["calibration"], found["calibration_error"] = calibration(logits, labels)
-    for kind, name in ((UNIFORM, "uniform"), (POPULAR, "popular")):
+    for name, kind in KINDS.items():
         rows = (labels == 1) | (targets.kinds_T == kind)
         if (targets.kinds_T == kind).any():
             found[f"auc_{name}"] = auc(logits[rows], labels[rows])
@@ -99,6 +101,14 @@ def intervals(starts: Sequence[int], form: Any) -> list[str]:
     """`0 to 1 h`, ..., `30 d or more`."""
     names = [f"{form(a)} to {form(b)}" for a, b in pairwise(starts)]
     return [*names, f"{form(starts[-1])} or more"]
+
+
+def group_names(grouping: Grouping) -> list[str]:
+    """Of temporal groups, the newest first."""
+    if not grouping.gap:
+        return intervals([0, *grouping.edges], seconds)
+    names = ["newest session", *(f"session {n} before it" for n in range(1, grouping.sessions))]
+    return [*names[:-1], f"{names[-1]} and older"] if grouping.sessions > 1 else ["all"]
 
 
 def seconds(value: float) -> str:

@@ -62,7 +62,7 @@ def over_even(looks: Floats, even: Floats) -> list[list[float | None]]:
 class ClickPanels:
     """Keeps what each evaluation found; a resumed run begins anew."""
 
-    group_edges: Sequence[int]
+    group_names: Sequence[str]
     time_unit: int
     evaluations: list[dict[str, list[list[Any]]]] = field(default_factory=list)
     """AUC by bin, for each way to make bins."""
@@ -105,7 +105,7 @@ class ClickPanels:
                 "kind": "heatmap",
                 "about": "What the head looks at, by the history's length; 1: as if all were alike.",
                 "rows": figures.intervals([0, *figures.LENGTHS], str),
-                "columns": figures.intervals([0, *self.group_edges], figures.seconds),
+                "columns": list(self.group_names),
                 "values": over_even(*self._looks("group")),
             },
             {

@@ -1,13 +1,12 @@
 """Targets with their histories: what the trainer reads."""
 
-import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from models.trip.history import ages
-from recipes.ctr.table import Interactions
+from models.trip.history import PADDING, ages
+from recipes.ctr.table import Interactions, hash_of
 from recipes.ctr.targets import Targets
 from recipes.interactions.tables import Ints
 
@@ -55,6 +54,16 @@ class Clicks:
         end = int(self.table.first_at_time[event])
         return max(int(self.table.first_of_user[event]), end - self.max_history), end
 
+    def padded(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
+        """Items, behaviours and ages of many histories at once, (B, N) each, padded on the left."""
+        table, events = self.table, self.targets.events_T[rows][:, None]
+        place = table.first_at_time[events] - self.max_history + np.arange(self.max_history)
+        there = place >= table.first_of_user[events]
+        place = np.where(there, place, 0)
+        items = np.where(there, self.vocabulary_I[table.items_E[place]], PADDING)
+        behaviours = np.where(there, table.behaviours_E[place], 0)
+        return items, behaviours, np.where(there, table.times_E[events] - table.times_E[place], 0)
+
     def fingerprint(self) -> str:
         """Of the table, and of what was drawn."""
         drawn = hash_of(self.targets.items_T)
@@ -72,8 +81,3 @@ class Clicks:
         last_T = self.table.first_at_time[events_T] - 1
         age_T = self.table.times_E[events_T] - self.table.times_E[last_T.clip(0)]
         return np.where(self.lengths() > 0, age_T, -1)
-
-
-def hash_of(array: Ints) -> str:
-    """A short digest of whole numbers, equal on every machine."""
-    return hashlib.sha256(np.ascontiguousarray(array, dtype="<i8").tobytes()).hexdigest()[:16]

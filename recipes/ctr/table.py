@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,11 @@ class Interactions:
     def first_of_user(self) -> Ints:
         """For each interaction, the number of the first one of its user."""
         return np.searchsorted(self.users_E, self.users_E).astype(np.int64)
+
+    @cached_property
+    def end_of_user(self) -> Ints:
+        """For each interaction, one behind the last one of its user."""
+        return np.searchsorted(self.users_E, self.users_E, side="right").astype(np.int64)
 
     @cached_property
     def first_at_time(self) -> Ints:
@@ -106,7 +112,8 @@ def read_movielens(folder: str | None, positive_from: float) -> Interactions:
 
 def read_tables(config: InteractionsConfig) -> Interactions:
     """The rows of all `data.files`, in the files' sorted order."""
-    files = matching("data.files", config.files)
+    where = Path(config.folder).expanduser() if config.folder else None
+    files = matching("data.files", config.files, where)
     keys = {
         "user_key": config.user_key,
         "item_key": config.item_key,
@@ -123,13 +130,32 @@ def read_tables(config: InteractionsConfig) -> Interactions:
     labels = np.ones(len(columns["user_key"]), dtype=np.int64)
     if "label_key" in columns:
         labels = _labels(columns["label_key"], config)
+    behaviours = columns.get("behaviour_key")
+    if behaviours is not None and config.target_behaviours:
+        labels = np.where(_are_targets(behaviours, config), labels, CONTEXT)
+    order = np.arange(len(labels))
+    if (
+        config.permute_ties
+    ):  # sorting by user and time, later, keeps this order where they are equal
+        order = np.random.default_rng(config.negatives_seed).permutation(order)
     return make_interactions(
-        columns["user_key"],
-        columns["item_key"],
-        columns["time_key"],
-        labels,
-        columns.get("behaviour_key"),
+        columns["user_key"][order],
+        columns["item_key"][order],
+        columns["time_key"][order],
+        labels[order],
+        None if behaviours is None else behaviours[order],
     )
+
+
+def _are_targets(behaviours: NDArray[Any], config: InteractionsConfig) -> NDArray[np.bool_]:
+    known = np.unique(behaviours)
+    for name in config.target_behaviours:
+        if name not in known:
+            raise DataError(
+                f"no interaction is of kind {name}; there are {', '.join(known)}: set "
+                "data.target_behaviours"
+            )
+    return np.isin(behaviours, config.target_behaviours)
 
 
 def _labels(values: NDArray[Any], config: InteractionsConfig) -> Ints:
@@ -146,3 +172,8 @@ def _labels(values: NDArray[Any], config: InteractionsConfig) -> Ints:
 def counts_by(values: Sequence[int] | Ints, length: int) -> Ints:
     """How often each of 0 ... length - 1 is there."""
     return np.bincount(np.asarray(values, dtype=np.int64), minlength=length).astype(np.int64)
+
+
+def hash_of(array: Ints) -> str:
+    """A short digest of whole numbers, equal on every machine."""
+    return hashlib.sha256(np.ascontiguousarray(array, dtype="<i8").tobytes()).hexdigest()[:16]

@@ -1,33 +1,25 @@
 """What is predicted: targets with labels, split by time, and items drawn as no clicks.
 
 The rules that keep the future out (`docs/trip.md` lists them):
-- the split is global: every training target lies before every validation target, and so on;
+- the split is global, every training target before every validation target, and so on; or each user's
+  last target tests and the one before it validates, which keeps out the user's future only;
 - a history ends before its target's second;
 - what counts items (the vocabulary, popularity, time groups) reads the training part only.
 """
 
-import hashlib
-import json
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from numpy.typing import NDArray
 
-from models.trip.model import UNSEEN
+from models.trip.history import UNSEEN
 from recipes.ctr.config import InteractionsConfig
+from recipes.ctr.negatives import REAL, drawn_items, drawn_kinds
 from recipes.ctr.table import CONTEXT, Interactions, counts_by
 from recipes.interactions.tables import Ints
 from recipes.task import DataError
 
-REAL, UNIFORM, POPULAR = 0, 1, 2
-"""How a target came about: it is in the table, or its item was drawn."""
-WINDOW = 0.01
-"""Popular items are drawn from the interactions nearest in time: this share of all, on either side."""
-ROUNDS = 20
-"""After so many draws in vain the share is doubled: in a small table, all that is near may be known."""
+TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -59,8 +51,8 @@ class Split:
     train: Targets
     validation: Targets
     test: Targets
-    train_before: int
-    """The first validation target's time."""
+    known_E: NDArray[np.bool_]
+    """The interactions that training may count: none at or after what validates (of its user)."""
     vocabulary_I: Ints
     """The table row of the model for each item: UNSEEN, or from UNSEEN + 1 on."""
 
@@ -72,30 +64,70 @@ class Split:
 
 def split(table: Interactions, config: InteractionsConfig) -> Split:
     """Targets of the three parts. Raises `DataError`."""
-    events = np.flatnonzero(table.labels_E != CONTEXT)
+    events = _eligible(table, config)
     if len(events) < 3:
         raise DataError(f"{len(events)} targets are too few to split: give more data")
-    times = np.sort(table.times_E[events])
-    first_test = int(len(times) * (1 - config.test))
-    first_validation = int(len(times) * (1 - config.test - config.validation))
-    t1, t2 = int(times[first_validation]), int(times[first_test])
-    vocabulary_I = _vocabulary(table, t1)
+    part_T, known_E = (_last_of_users if config.split == "last" else _by_time)(
+        table, events, config
+    )
+    vocabulary_I = _vocabulary(table, known_E)
     targets = Targets(
         events, table.items_E[events], table.labels_E[events], np.full(len(events), REAL)
     )
     if not config.labelled:
-        targets = _with_drawn(table, targets, t1, config)
+        targets, part_T = _with_drawn(table, targets, part_T, known_E, config)
     # by time, so that the first samples of an evaluation are not all of one user
-    at_T = table.times_E[targets.events_T]
-    targets, at_T = targets.of(order := np.argsort(at_T, kind="stable")), at_T[order]
-    parts = {
-        "training": targets.of(np.flatnonzero(at_T < t1)),
-        "validation": targets.of(np.flatnonzero((at_T >= t1) & (at_T < t2))),
-        "test": targets.of(np.flatnonzero(at_T >= t2)),
-    }
-    for name, part in parts.items():
+    order = np.argsort(table.times_E[targets.events_T], kind="stable")
+    targets, part_T = targets.of(order), part_T[order]
+    train, validation, test = (
+        targets.of(np.flatnonzero(part_T == n)) for n in (TRAIN, VALIDATION, TEST)
+    )
+    for name, part in (("training", train), ("validation", validation), ("test", test)):
         _check_labels(name, part, config)
-    return Split(parts["training"], parts["validation"], parts["test"], t1, vocabulary_I)
+    return Split(train, validation, test, known_E, vocabulary_I)
+
+
+def _eligible(table: Interactions, config: InteractionsConfig) -> Ints:
+    """Events that may be targets: labelled ones; or a user's first meetings with items.
+
+    What is drawn as no click is nothing that the user ever had, so that a second meeting would be
+    told by looking for the item in the history.
+    """
+    here_E = table.labels_E != CONTEXT
+    if not config.labelled:
+        pairs = table.users_E * len(table.item_names) + table.items_E
+        first_E = np.zeros(len(pairs), dtype=bool)
+        first_E[np.unique(pairs, return_index=True)[1]] = True
+        here_E &= first_E
+    return np.flatnonzero(here_E)
+
+
+def _by_time(
+    table: Interactions, events: Ints, config: InteractionsConfig
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """The part of each target, and what training may count: all before the first that validates."""
+    times_T = table.times_E[events]
+    ascending = np.sort(times_T)
+    first_test = int(len(events) * (1 - config.test))
+    first_validation = int(len(events) * (1 - config.test - config.validation))
+    t1, t2 = ascending[first_validation], ascending[first_test]
+    return (times_T >= t1).astype(np.int64) + (times_T >= t2), table.times_E < t1
+
+
+def _last_of_users(
+    table: Interactions, events: Ints, config: InteractionsConfig
+) -> tuple[Ints, NDArray[np.bool_]]:
+    """The same where each user with three targets or more gives the last two of them."""
+    del config
+    users_T = table.users_E[events]
+    counts_U = counts_by(users_T, len(table.user_names))
+    ends_U = np.cumsum(counts_U)
+    from_end_T = ends_U[users_T] - 1 - np.arange(len(events))  # 0: the user's last
+    part_T = np.where(counts_U[users_T] >= 3, (2 - from_end_T).clip(0), TRAIN)
+    # from the second that validates on
+    first_U = np.full(len(table.user_names), np.iinfo(np.int64).max)
+    np.minimum.at(first_U, users_T[part_T > TRAIN], table.times_E[events[part_T > TRAIN]])
+    return part_T.astype(np.int64), table.times_E < first_U[table.users_E]
 
 
 def _check_labels(name: str, part: Targets, config: InteractionsConfig) -> None:
@@ -114,105 +146,32 @@ def _check_labels(name: str, part: Targets, config: InteractionsConfig) -> None:
         raise DataError(f"all {len(part)} targets of the {name} part are {what}: set {key}")
 
 
-def _vocabulary(table: Interactions, before: int) -> Ints:
-    counts_I = counts_by(table.items_E[table.times_E < before], len(table.item_names))
-    seen_I = counts_I > 0
+def _vocabulary(table: Interactions, known_E: NDArray[np.bool_]) -> Ints:
+    seen_I = counts_by(table.items_E[known_E], len(table.item_names)) > 0
     return np.where(seen_I, UNSEEN + np.cumsum(seen_I), UNSEEN).astype(np.int64)
 
 
 def _with_drawn(
-    table: Interactions, clicks: Targets, t1: int, config: InteractionsConfig
-) -> Targets:
-    """Clicks on items that training has often enough, and what was drawn for each: once, then read."""
-    counts_I = counts_by(table.items_E[table.times_E < t1], len(table.item_names))
-    warm_I = counts_I >= config.min_count
+    table: Interactions,
+    clicks: Targets,
+    part_T: Ints,
+    known_E: NDArray[np.bool_],
+    config: InteractionsConfig,
+) -> tuple[Targets, Ints]:
+    """Clicks on items that training has often enough, and what was drawn for each."""
+    warm_I = counts_by(table.items_E[known_E], len(table.item_names)) >= config.min_count
     if warm_I.sum() < 2:
         raise DataError(
             f"{warm_I.sum()} items have {config.min_count} interactions in the training part: set "
             "data.min_count to less"
         )
-    clicks = clicks.of(np.flatnonzero(warm_I[clicks.items_T]))
-    kinds = [UNIFORM] * config.uniform_negatives + [POPULAR] * config.popular_negatives
-    key = json.dumps(
-        [table.fingerprint, kinds, t1, config.min_count, config.negatives_seed, WINDOW]
-    )
-    file = (
-        Path(config.cache_dir).expanduser()
-        / f"negatives-{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
-    )
-    if not file.exists():
-        drawn = draw(table, clicks, warm_I, kinds, config.negatives_seed)
-        _write(file, drawn, key)
-    drawn_TK = _read(file, key, (len(clicks), len(kinds)))
-    return Targets(
+    warm = np.flatnonzero(warm_I[clicks.items_T])
+    clicks, part_T = clicks.of(warm), part_T[warm]
+    kinds, drawn_TK = drawn_kinds(config), drawn_items(table, clicks.events_T, warm_I, config)
+    targets = Targets(
         np.concatenate([clicks.events_T, np.repeat(clicks.events_T, len(kinds))]),
         np.concatenate([clicks.items_T, drawn_TK.ravel()]),
         np.concatenate([np.ones(len(clicks), np.int64), np.zeros(drawn_TK.size, np.int64)]),
         np.concatenate([np.full(len(clicks), REAL), np.tile(kinds, len(clicks))]).astype(np.int64),
     )
-
-
-def draw(
-    table: Interactions, clicks: Targets, warm_I: np.ndarray, kinds: list[int], seed: int
-) -> Ints:
-    """An item for each click and kind (T, K): warm, and none that the user ever has in the table."""
-    generator = np.random.default_rng(seed)
-    num_items = len(table.item_names)
-    had = np.unique(table.users_E * num_items + table.items_E)
-    users_T = table.users_E[clicks.events_T]
-    warm = np.flatnonzero(warm_I)
-    by_time = np.argsort(table.times_E, kind="stable")
-    place_E = np.empty_like(by_time)
-    place_E[by_time] = np.arange(len(by_time))
-    drawn_TK = np.full((len(clicks), len(kinds)), -1, dtype=np.int64)
-    for column, kind in enumerate(kinds):
-        left = np.arange(len(clicks))
-        for turn in range(20 * ROUNDS):
-            if not len(left):
-                break
-            if kind == UNIFORM:
-                found = generator.choice(warm, len(left))
-            else:
-                share = min(WINDOW * 2 ** (turn // ROUNDS), 1.0)
-                reach = max(1, int(share * len(by_time)))
-                near = place_E[clicks.events_T[left]]
-                near = near + generator.integers(-reach, reach + 1, len(left))
-                found = table.items_E[by_time[near.clip(0, len(by_time) - 1)]]
-            bad = ~warm_I[found] | np.isin(users_T[left] * num_items + found, had)
-            drawn_TK[left[~bad], column] = found[~bad]
-            left = left[bad]
-        if len(left):
-            raise DataError(
-                f"user {table.user_names[users_T[left[0]]]} has nearly every item that could be drawn "
-                "as no click: set data.label_key, or data.min_count to less"
-            )
-    return drawn_TK
-
-
-def _digest(drawn_TK: Ints) -> str:
-    return hashlib.sha256(np.ascontiguousarray(drawn_TK, dtype="<i8").tobytes()).hexdigest()
-
-
-def _write(file: Path, drawn_TK: Ints, key: str) -> None:
-    """Whole or not at all: several ranks may do it at once, and write the same."""
-    temporary = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        save_file({"items": drawn_TK}, temporary, {"key": key, "sha256": _digest(drawn_TK)})
-        temporary.replace(file)
-    except OSError as error:
-        raise DataError(f"cannot write {file}: {error.strerror}: set data.cache_dir") from error
-
-
-def _read(file: Path, key: str, shape: tuple[int, int]) -> Ints:
-    try:
-        with safe_open(file, "numpy") as stored:
-            about, drawn_TK = stored.metadata(), stored.get_tensor("items")
-    except (OSError, SafetensorError) as error:
-        raise DataError(
-            f"cannot read {file} ({error}): delete it, or set data.cache_dir"
-        ) from error
-    good = about["key"] == key and about["sha256"] == _digest(drawn_TK) and drawn_TK.shape == shape
-    if not good:
-        raise DataError(f"{file} is not what was written: delete it, or set data.cache_dir")
-    return np.asarray(drawn_TK, dtype=np.int64)
+    return targets, np.concatenate([part_T, np.repeat(part_T, len(kinds))])

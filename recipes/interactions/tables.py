@@ -13,13 +13,19 @@ from recipes.task import DataError
 Ints = NDArray[np.int64]
 
 
-def matching(key: str, globs: Sequence[str]) -> list[Path]:
-    """The files that match, sorted. Raises `DataError` if there are none; `key` is the globs' own."""
-    files = sorted(
-        {Path(f) for g in globs for f in glob.glob(str(Path(g).expanduser()), recursive=True)}
-    )
+def matching(key: str, globs: Sequence[str], folder: Path | None = None) -> list[Path]:
+    """The files that match, sorted; globs begin in `folder`, if there is one.
+
+    Raises `DataError` if there are none; `key` is the globs' own.
+    """
+    full = (str((folder or Path()) / Path(g).expanduser()) for g in globs)
+    files = sorted({Path(f) for g in full for f in glob.glob(g, recursive=True)})
     if not files:
-        raise DataError(f"{key}={list(globs)} match no file: set {key} to other globs")
+        inside = f" in data.folder={folder}" if folder else ""
+        other = ", or data.folder to where they begin" if folder else ""
+        raise DataError(
+            f"{key}={list(globs)} match no file{inside}: set {key} to other globs{other}"
+        )
     return files
 
 

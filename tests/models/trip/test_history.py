@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.trip.history import ages, bucket, group, quantile_edges, time_edges
+from models.trip.history import (
+    Grouping,
+    ages,
+    bucket,
+    group,
+    quantile_edges,
+    session,
+    time_edges,
+)
 
 
 @given(unit=st.sampled_from([1, 7, 60, 86400]), age=st.integers(0, 2**33), fine=st.integers(1, 8))
@@ -69,3 +77,26 @@ def test_quantile_edges_leave_no_group_empty(values, groups):
         assert len(counts) <= groups
     if len(set(values)) == len(values) and len(values) >= groups:  # no ties: equally many, nearly
         assert counts.max() - counts.min() <= math.ceil(len(values) / groups)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=30), st.integers(1, 20), st.integers(1, 5))
+def test_a_session_ends_where_more_than_the_gap_passes(steps, gap, groups):
+    descending = np.cumsum(np.array(steps, dtype=np.int64))[::-1]
+    expected, number = [0], 0
+    for newer, older in zip(descending[::-1], descending[::-1][1:], strict=False):
+        number += older - newer > gap
+        expected.append(min(number, groups - 1))
+    found = session(descending, gap, groups)
+    assert found.tolist() == expected[::-1]
+    padded = np.concatenate([[0, 0], descending])  # as batches pad, on the left
+    assert (
+        Grouping(gap=gap, sessions=groups)(np.stack([padded, padded]))[1, 2:].tolist()
+        == found.tolist()
+    )
+
+
+def test_how_many_groups_there_are():
+    assert Grouping().count == 1
+    assert Grouping((5, 9)).count == 3
+    assert Grouping((5, 9))(np.array([9, 8, 4])).tolist() == [2, 1, 0]
+    assert Grouping(gap=60, sessions=4).count == 4

@@ -33,6 +33,7 @@ def make_batch(B=4, seed=0, lengths=(N, 6, 1, 0)):
     return {
         "items_BN": draw(2, V, B, N) * there,
         "behaviours_BN": draw(0, 4, B, N) * there,
+        "ages_BN": ages * there,
         "buckets_BN": ages % 112 * there,
         "groups_BN": (ages * GROUPS // 10**6) * there,
         "targets_B": draw(2, V, B),
@@ -42,7 +43,7 @@ def make_batch(B=4, seed=0, lengths=(N, 6, 1, 0)):
 def permuted(batch, row, order):
     """The batch with the items of one row in another order, with their times."""
     moved = {name: value.clone() for name, value in batch.items()}
-    for name in ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN"):
+    for name in ("items_BN", "behaviours_BN", "ages_BN", "buckets_BN", "groups_BN"):
         moved[name][row] = moved[name][row][order]
     return moved
 
@@ -104,7 +105,7 @@ def test_padding_has_no_effect():
     model, batch = make(), make_batch()
     short = {k: v[1:, 4:] if v.dim() == 2 else v[1:] for k, v in batch.items()}  # lengths 6, 1, 0
     noisy = {name: value.clone() for name, value in batch.items()}
-    for name in ("behaviours_BN", "buckets_BN", "groups_BN"):
+    for name in ("behaviours_BN", "ages_BN", "buckets_BN", "groups_BN"):
         noisy[name][batch["items_BN"] == 0] = 3
     expected = model(**batch)
     torch.testing.assert_close(model(**short).logits_B, expected.logits_B[1:])
@@ -113,18 +114,30 @@ def test_padding_has_no_effect():
     assert expected.logits_B.isfinite().all()  # an empty history, too
 
 
+STATES = {"token_layers": 2, "summaries": 0, "keys": ["tokens"], "reconstruction": 0.0}
 BASELINES = [
     *({"rank": rank, "time": "none"} for rank in ("none", "learned", "sinusoidal", "fre")),
     {"rank": "none", "time": "trte"},
-    *({"rank": "none", "time": "none", "relative": relative} for relative in ("rope", "alibi")),
+    {"rank": "none", "time": "tin"},
+    {"rank_gate": True, "rank_start": "random"},
+    *(
+        {"rank": "none", "time": "none", "relative": relative}
+        for relative in ("rope", "alibi", "hstu")
+    ),
     {"token_layers": 0, "reconstruction": 0.0, "summaries": 0},
     {"token_layers": 0, "reconstruction": 0.0, "summaries": 2, "upper_layers": 0},
-    {"pooling": "mean"},
+    *({"pooling": pooling} for pooling in ("mean", "din", "tin")),
+    {"pooling": "last", **STATES},
+    {"pooling": "appended", "layer": "hstu", "relative": "hstu", **STATES},
+    {"pooling": "flat", "layer": "bst", "time": "tin", **STATES},
+    {"keys": ["items"], "summaries": 0},
+    {"keys": ["items", "tokens", "summaries"]},
+    {"keys": ["summaries"], "reconstruction": 0.0},
 ]
 
 
 @pytest.mark.parametrize("changes", BASELINES, ids=str)
-@pytest.mark.parametrize("mask", ["group", "causal", "bidirectional"])
+@pytest.mark.parametrize("mask", ["group", "causal", "bidirectional", "learned"])
 def test_every_combination_trains_all_of_its_parameters(changes, mask):
     model = make(mask=mask, **changes).train()
     batch = make_batch()
@@ -142,7 +155,11 @@ def test_every_combination_trains_all_of_its_parameters(changes, mask):
             ).sum()
         )
     loss.backward()
-    assert not {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    idle = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    if mask == "learned" and model.config.pooling in ("last", "appended"):
+        # the last layer's newest state, which alone is read, sees all whatever the shares
+        idle -= {n for n in idle if n.startswith("layers.1.") and n.endswith("shares_H3")}
+    assert not idle
 
 
 def test_rope_and_alibi_know_places_and_nope_does_not():
@@ -163,14 +180,59 @@ def test_mean_pooling_weighs_every_item_the_same():
 
 
 def test_factorized_ranks_start_as_the_nearest_table_of_that_rank():
-    encoding = FactorizedRankEncoding(max_history=20, factors=6, hidden_size=16)
+    config = TripConfig(max_history=20, rank_factors=6, hidden_size=16)
+    encoding, target = FactorizedRankEncoding(config), torch.zeros(1, 16)
     encoding.reset_parameters()
     assert sum(p.numel() for p in encoding.parameters()) == 6 * (20 + 16)
     table = sinusoidal(20, 16, torch.device("cpu")).double() * 0.02 * 2**0.5
-    got = encoding(20).flip(0).double()
+    got = encoding(20, target).flip(0).double()
     best = torch.linalg.svdvals(table)[6:].square().sum().sqrt()
     assert (got - table).norm().item() == pytest.approx(best.item(), rel=1e-3)
-    torch.testing.assert_close(encoding(5), encoding(20)[-5:])  # counted from the newest
+    torch.testing.assert_close(
+        encoding(5, target), encoding(20, target)[-5:]
+    )  # counted from the newest
+
+
+def test_the_target_weighs_the_factors_of_the_ranks_by_one_at_first():
+    plain, gated = (
+        FactorizedRankEncoding(TripConfig(max_history=7, hidden_size=16, rank_gate=gate))
+        for gate in (False, True)
+    )
+    plain.reset_parameters(), gated.reset_parameters()
+    targets = torch.randn(2, 16, generator=torch.Generator().manual_seed(0))
+    same = plain(7, targets).expand(2, 7, 16)
+    torch.testing.assert_close(gated(7, targets), same)
+    torch.nn.init.normal_(gated.gate_KD)
+    for target, found in zip(targets, gated(7, targets), strict=True):
+        weights = [2 / (1 + (-(row @ target)).exp()) for row in gated.gate_KD]
+        for place in range(7):
+            terms = zip(weights, gated.places_NK[place], gated.directions_KD, strict=True)
+            torch.testing.assert_close(found[6 - place], sum(w * u * v for w, u, v in terms))
+
+
+def test_random_ranks_start_as_large_as_items_are():
+    config = TripConfig(max_history=400, hidden_size=64, rank_start="random")
+    encoding = FactorizedRankEncoding(config)
+    torch.manual_seed(0)
+    encoding.reset_parameters()
+    assert encoding(400, torch.zeros(1, 64)).std().item() == pytest.approx(0.02, rel=0.2)
+
+
+def test_a_head_that_reads_items_is_no_other_for_layers_that_only_reconstruct():
+    """The baseline with the same loss: its click knows nothing of the token layers."""
+    batch = make_batch()
+    parts = {"summaries": 0, "rank": "none", "time": "none"}
+    model = make(keys=["items"], **parts)
+    alone = make(token_layers=0, reconstruction=0.0, **parts)
+    alone.load_state_dict(model.state_dict(), strict=False)
+    torch.testing.assert_close(model(**batch).logits_B, alone(**batch).logits_B)
+    masked = torch.tensor([[0, 3], [5, -1], [-1, -1], [-1, -1]])
+    both = model(**batch, masked_BM=masked)
+    torch.testing.assert_close(both.logits_B, alone(**batch).logits_B)
+    reading = make(**parts)  # the same guesses as where the click reads the layers, too
+    reading.load_state_dict(model.state_dict(), strict=False)
+    expected = reading(**batch, masked_BM=masked).item_logits_BMV
+    torch.testing.assert_close(both.item_logits_BMV[:2], expected[:2])
 
 
 def test_hidden_items_have_company_and_are_the_wanted_share():
@@ -222,9 +284,22 @@ def test_the_reconstruction_loss_is_the_cross_entropy_of_what_was_hidden():
         ({"hidden_size": 50}, "set model.hidden_size to a multiple of 4"),
         ({"group_edges": [3, 3]}, "set model.group_edges to ascending ages above 0"),
         ({"dropout": 1.0}, "set model.dropout below 1"),
+        ({"keys": ["item"]}, "model.keys=item is not one of items, summaries, tokens"),
+        ({"keys": []}, "leave the head nothing to look at"),
+        (
+            {"keys": ["items"], "summaries": 0, "reconstruction": 0.0},
+            "set model.token_layers=0, or add",
+        ),
+        ({"pooling": "last"}, "set model.summaries=0 and model.keys=[tokens]"),
+        (
+            {"pooling": "flat", "summaries": 0, "keys": ["tokens"]},
+            "set model.reconstruction=0 and model.token_layers to 1 or more",
+        ),
+        ({"rank": "none", "rank_gate": True}, "set model.rank=fre or model.rank_gate=false"),
+        ({"group_edges": [3], "session_gap": 5}, "set one of them"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(changes, message):
-    with pytest.raises(ValueError, match="set model|is not one of") as error:
+    with pytest.raises(ValueError, match="set |is not one of") as error:
         TripConfig(**changes)
     assert message in str(error.value)

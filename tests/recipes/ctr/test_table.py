@@ -55,6 +55,34 @@ def test_every_kind_of_table_gives_the_same_interactions(tmp_path, suffix):
     assert table.first_of_user.tolist() == [0, 0, 2, 2, 2]
 
 
+def test_only_some_kinds_of_interaction_are_targets(tmp_path):
+    file = write(tmp_path, "csv")
+    table = read_tables(config(file, behaviour_key="how", target_behaviours=["buy"]))
+    assert table.labels_E.tolist() == [1, CONTEXT, CONTEXT, 1, CONTEXT]
+    with pytest.raises(
+        DataError, match="kind sell; there are buy, view: set data.target_behaviours"
+    ):
+        read_tables(config(file, behaviour_key="how", target_behaviours=["sell"]))
+
+
+def test_what_shares_a_time_can_be_put_into_another_order(tmp_path):
+    """Nothing else moves, and the same seed gives the same order."""
+    rows = {"who": ["a"] * 40, "what": [*range(40)], "when": [1] * 20 + [2] * 20}
+    write(tmp_path, "csv", rows)
+    files = {"files": ["*.csv"], "folder": str(tmp_path), **KEYS}  # files may begin in a folder
+    configs = [
+        InteractionsConfig(source="files", permute_ties=permute, negatives_seed=seed, **files)
+        for permute, seed in ((False, 0), (True, 0), (True, 0), (True, 1))
+    ]
+    plain, first, again, other = (read_tables(c) for c in configs)
+    assert plain.item_names[plain.items_E].tolist() == [str(n) for n in range(40)]
+    assert first.fingerprint == again.fingerprint != other.fingerprint
+    assert first.fingerprint != plain.fingerprint
+    for half in (slice(0, 20), slice(20, 40)):
+        assert set(first.items_E[half]) == set(plain.items_E[half])
+    assert np.array_equal(first.times_E, plain.times_E)
+
+
 def test_the_fingerprint_is_of_the_content(tmp_path):
     first = read_tables(config(write(tmp_path, "csv")))
     assert first.fingerprint == read_tables(config(write(tmp_path, "parquet"))).fingerprint
@@ -131,6 +159,9 @@ def test_movielens_in_both_of_its_layouts(tmp_path, monkeypatch):
             "all targets would be clicks: set data.label_key",
         ),
         ({"min_count": 0}, "set data.min_count to 1 or more"),
+        ({"popular_window": 0}, "set data.popular_window above 0, at most 1"),
+        ({"split": "random"}, "data.split=random is not one of last, time"),
+        ({"target_behaviours": ["buy"]}, "set data.behaviour_key to their column"),
     ],
 )
 def test_configurations_that_cannot_be_used(changes, message):

@@ -2,13 +2,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models.trip.model import UNSEEN
+from models.trip.history import UNSEEN
 from recipes.ctr.config import InteractionsConfig
 from recipes.ctr.metrics import auc
+from recipes.ctr.negatives import NEAR, POPULAR, REAL, UNIFORM, draw
 from recipes.ctr.planted import LENGTH, plant
 from recipes.ctr.samples import Clicks
 from recipes.ctr.table import CONTEXT, make_interactions
-from recipes.ctr.targets import POPULAR, REAL, UNIFORM, draw, split
+from recipes.ctr.targets import split
 from recipes.task import DataError
 
 LABELLED = InteractionsConfig(source="files", files=["x"], label_key="y")
@@ -38,7 +39,7 @@ def test_the_parts_follow_each_other_in_time_and_hold_every_target_once():
     assert sorted(everything) == np.flatnonzero(table.labels_E != CONTEXT).tolist()
     last = [table.times_E[p.events_T].max() for p in (parts.train, parts.validation)]
     first = [table.times_E[p.events_T].min() for p in (parts.validation, parts.test)]
-    assert last[0] < first[0] == parts.train_before
+    assert last[0] < first[0] == table.times_E[~parts.known_E].min()
     assert last[1] < first[1]
     for part in (parts.train, parts.validation, parts.test):
         assert np.all(np.diff(table.times_E[part.events_T]) >= 0)
@@ -47,7 +48,7 @@ def test_the_parts_follow_each_other_in_time_and_hold_every_target_once():
 def test_items_that_training_never_saw_share_one_row():
     table = random_table()
     parts = split(table, LABELLED)
-    seen = np.unique(table.items_E[table.times_E < parts.train_before])
+    seen = np.unique(table.items_E[parts.known_E])
     assert 0 < len(seen) < len(table.item_names)
     assert sorted(parts.vocabulary_I[seen]) == list(range(UNSEEN + 1, parts.num_items))
     unseen = np.setdiff1d(np.arange(len(table.item_names)), seen)
@@ -69,11 +70,41 @@ def test_a_history_ends_before_its_targets_second_and_is_the_newest_of_its_user(
         assert np.all(sample.ages_n > 0)
 
 
+def test_only_first_meetings_are_targets_where_items_are_drawn(tmp_path):
+    table = random_table(labels=1, users=60)
+    parts = split(table, drawn_config(tmp_path, min_count=2))
+    seen = 0
+    for part in (parts.train, parts.validation, parts.test):
+        for event in part.events_T[part.kinds_T == REAL]:
+            mine = table.users_E[:event] == table.users_E[event]
+            assert table.items_E[event] not in table.items_E[:event][mine]
+            seen += 1
+    assert 0 < seen < len(table.users_E)
+
+
+def test_each_user_may_give_the_last_two_targets(tmp_path):
+    table = random_table(labels=1, users=80, items=60, rows=500)
+    parts = split(table, drawn_config(tmp_path, min_count=1, split="last"))
+    clicks = [p.events_T[p.kinds_T == REAL] for p in (parts.train, parts.validation, parts.test)]
+    pairs = table.users_E * 1000 + table.items_E
+    first = np.sort(np.unique(pairs, return_index=True)[1])
+    counts = np.bincount(table.items_E[parts.known_E], minlength=len(table.item_names))
+    for user in range(len(table.user_names)):
+        mine = [int(e) for e in first if table.users_E[e] == user]
+        expected = [mine[:-2], mine[-2:-1], mine[-1:]] if len(mine) >= 3 else [mine, [], []]
+        for events, wanted in zip(clicks, expected, strict=True):
+            found = sorted(int(e) for e in events if table.users_E[e] == user)
+            assert found == [e for e in wanted if counts[table.items_E[e]]]  # of known items
+        known = np.flatnonzero((table.users_E == user) & parts.known_E)
+        if len(mine) >= 3 and len(known):
+            assert table.times_E[known].max() < table.times_E[mine[-2]]
+
+
 def test_drawn_items_are_warm_new_to_the_user_and_of_their_time(tmp_path):
     table = random_table(labels=1, items=40, rows=800, users=60)
     config = drawn_config(tmp_path, uniform_negatives=2, popular_negatives=1, min_count=3)
     parts = split(table, config)
-    counts = np.bincount(table.items_E[table.times_E < parts.train_before], minlength=40)
+    counts = np.bincount(table.items_E[parts.known_E], minlength=40)
     had = set(zip(table.users_E.tolist(), table.items_E.tolist(), strict=True))
     for part in (parts.train, parts.validation, parts.test):
         users = table.users_E[part.events_T]
@@ -90,10 +121,40 @@ def test_popular_items_are_drawn_from_the_interactions_around():
     """Items that belong to one half of the time are drawn for clicks of that half."""
     times = np.arange(2000)
     table = make_interactions(times, (times >= 1000) * 10 + times % 10, times, np.ones(2000))
-    parts = split(random_table(), LABELLED).train
-    clicks = type(parts)(*(np.array(x) for x in ([200, 1800], [0, 10], [1, 1], [0, 0])))
-    (early, late) = draw(table, clicks, np.ones(20, bool), [POPULAR] * 50, seed=0)
+    events = np.array([200, 1800])
+    (early, late) = draw(table, events, np.ones(20, bool), [POPULAR] * 50, window=0.01, seed=0)
     assert early.max() < 10 <= late.min()
+
+
+def test_the_last_interactions_are_drawn_no_more_often_than_others():
+    """Windows end where the table does; they do not pile up there."""
+    times = np.arange(1000)
+    table = make_interactions(times, times, times, np.ones(1000))
+    (found,) = draw(
+        table, np.array([999]), np.ones(1000, bool), [POPULAR] * 400, window=0.05, seed=0
+    )
+    assert found.min() >= 999 - 50
+    assert np.bincount(found).max() < 30  # of 400 / 50 = 8 on average
+
+
+def test_near_items_are_of_someone_who_shares_an_item_and_of_the_time():
+    """Two towns of 30 people and 20 items each, who never travel."""
+    generator = np.random.default_rng(0)
+    users = np.repeat(np.arange(60), 12)
+    items = generator.integers(20, size=len(users)) + 20 * (users >= 30)
+    times = generator.integers(1000, size=len(users))
+    table = make_interactions(users, items, times, np.ones(len(users)))
+    events = np.arange(0, len(users), 7)
+    drawn = draw(table, events, np.ones(40, bool), [NEAR, NEAR], window=0.1, seed=0)
+    assert np.array_equal(drawn // 20, np.repeat(table.items_E[events, None] // 20, 2, axis=1))
+    had = set(zip(table.users_E.tolist(), table.items_E.tolist(), strict=True))
+    for event, pair in zip(events, drawn, strict=True):
+        assert all((table.users_E[event], item) not in had for item in pair)
+        there = [
+            np.abs(table.times_E[table.items_E == item] - table.times_E[event]).min()
+            for item in pair
+        ]
+        assert max(there) < 250  # a tenth of the interactions on either side, some of them doubled
 
 
 def test_what_is_drawn_is_written_once_and_equal_for_all_seeds_of_training(tmp_path):
@@ -139,9 +200,10 @@ def test_one_moment_cannot_be_split():
 
 
 def test_users_who_have_everything_are_one_error(tmp_path):
-    table = make_interactions(np.zeros(90), np.arange(90) % 3, np.arange(90), np.ones(90))
-    with pytest.raises(DataError, match="user 0.0 has nearly every item .*: set data.label_key"):
-        split(table, drawn_config(tmp_path))
+    every = np.arange(90)
+    table = make_interactions(every // 30, every % 30, every, np.ones(90))
+    with pytest.raises(DataError, match="user 0 has nearly every item .*: set data.label_key"):
+        split(table, drawn_config(tmp_path, min_count=1))
 
 
 def test_the_planted_effect_is_there_and_nothing_else_is():

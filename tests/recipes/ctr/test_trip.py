@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.trip.config import TripConfig
-from models.trip.model import UNSEEN
+from models.trip.history import UNSEEN
 from models.trip.serve import Scorer
 from parallel.fsdp import parallelize
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
@@ -17,7 +17,7 @@ from recipes.ctr.figures import age_bins, length_bins, popularity, seconds
 from recipes.ctr.metrics import auc, grouped_auc, log_loss
 from recipes.ctr.panels import over_even
 from recipes.ctr.targets import Targets
-from recipes.trip import TripTask, TripTaskConfig
+from recipes.trip import INPUTS, TripTask, TripTaskConfig
 from tests.ranks import run_ranks
 from trainer.compose import run_jobs
 from trainer.config import build_config
@@ -94,7 +94,7 @@ def test_figures_are_those_of_the_models_own_scores(tmp_path):
     found = task.summarize({k: v if v.dim() else v.item() for k, v in sums.items()})
     with torch.no_grad():
         one = [task.collate([samples[n]]) for n in range(len(samples))]
-        names = ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN", "targets_B")
+        names = INPUTS
         logits = np.array([model(*(b[n] for n in names)).logits_B.item() for b in one])
     labels = np.array([samples[n].label for n in range(len(samples))])
     users = task.table.users_E[samples.targets.events_T]
@@ -154,10 +154,10 @@ def test_time_groups_come_from_training_or_from_the_configuration(tmp_path):
     task = make(ratings(tmp_path), groups=4)
     train = task.train_samples()
     ages = np.concatenate([train[n].ages_n for n in range(len(train))])
-    counts = np.bincount(np.searchsorted(task.group_edges, ages, side="right"))
+    counts = np.bincount(np.searchsorted(task.grouping.edges, ages, side="right"))
     assert len(counts) == 4
     assert counts.min() > 0.15 * len(ages)
-    assert make(str(tmp_path), group_edges=[60, 3600]).group_edges == (60, 3600)
+    assert make(str(tmp_path), group_edges=[60, 3600]).grouping.edges == (60, 3600)
 
 
 def test_an_exported_folder_scores_as_the_task_does(tmp_path):
@@ -181,7 +181,7 @@ def test_an_exported_folder_scores_as_the_task_does(tmp_path):
         candidate = str(table.item_names[samples.targets.items_T[row]])
         (chance,) = scorer.score(history, [candidate], int(table.times_E[event]))
         batch = task.collate([samples[row]])
-        names = ("items_BN", "behaviours_BN", "buckets_BN", "groups_BN", "targets_B")
+        names = INPUTS
         with torch.no_grad():
             expected = model(*(batch[n] for n in names)).logits_B.sigmoid().item()
         assert chance == pytest.approx(expected, abs=1e-6)
@@ -196,6 +196,11 @@ def test_an_exported_folder_scores_as_the_task_does(tmp_path):
         ([("3", "9", 5)], ["3"], "behaviour 9 is unknown: the model knows 1, 2, 3, 4, 5"),
         ([("3", "4", 5), ("4", "4", 4)], ["3"], "times of a history do not ascend: 4 follows 5"),
         ([("3", "4", 100)], ["3"], "an event at 100, and its target is at 100"),
+        ([("3", "4", 5.5)], ["3"], "time 5.5 is no whole number of seconds"),
+        ([("3", "4", None)], ["3"], "time None is no whole number of seconds"),
+        ([("3", "4")], ["3"], "('3', '4') is no event: give item, behaviour (or None) and seconds"),
+        ([("3", "4", 5)], [3], "item 3 is no text: names of items are, such as '3'"),
+        ([("3", "4", 5)], "34", "candidates are '34': give a list of names"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_one_error(
@@ -205,14 +210,36 @@ def test_a_request_that_cannot_be_served_is_one_error(
     task = make(ratings(folder))
     model = built(task)
     task.export(model, lambda names: {n: model.state_dict()[n] for n in names}, folder, Namespace())
-    with pytest.raises(ValueError, match="item|behaviour|history") as error:
+    with pytest.raises(ValueError, match="item|behaviour|history|time|candidates") as error:
         Scorer.load(folder).score(history, candidates, time=100)
     assert message in str(error.value)
 
 
 def test_a_folder_that_was_not_exported_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is no exported folder"):
-        Scorer.load(tmp_path)
+    def refused(words):
+        with pytest.raises(ValueError, match="is no exported folder") as error:
+            Scorer.load(tmp_path / "out")
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+
+    refused("No such file")
+    task = make(ratings(tmp_path))
+    model = built(task)
+    (tmp_path / "out").mkdir()
+    read = lambda names: {n: model.state_dict()[n] for n in names}  # noqa: E731
+    task.export(model, read, tmp_path / "out", Namespace())
+    assert Scorer.load(tmp_path / "out").score([], [], time=0) == []
+    about = json.loads((tmp_path / "out" / "trip.json").read_text())
+    for changed, words in (
+        ({k: v for k, v in about.items() if k != "grouping"}, "it has no 'grouping'"),
+        ({**about, "model": {**about["model"], "no_such_part": 1}}, "no_such_part"),
+        ({**about, "items": {"3": 900}}, "size mismatch"),
+    ):
+        (tmp_path / "out" / "trip.json").write_text(json.dumps(changed))
+        refused(words)
+    (tmp_path / "out" / "trip.json").write_text(json.dumps(about))
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"0" * 20)
+    refused("")
 
 
 def test_a_sample_in_words(tmp_path):
@@ -264,6 +291,12 @@ def test_even_attention_is_one_everywhere():
         (("model=transformer", "model.rank=learned"), {"mask": "causal", "rank": "learned"}),
         (("model=mean_pooling",), {"pooling": "mean", "token_layers": 0}),
         (("model=target_attention",), {"pooling": "target", "token_layers": 0, "time": "none"}),
+        (("model=target_attention_reconstruction",), {"reconstruction": 0.3, "keys": ["items"]}),
+        (("model=din",), {"pooling": "din", "token_layers": 0}),
+        (("model=tin",), {"pooling": "tin", "time": "tin", "rank": "none"}),
+        (("model=bst",), {"pooling": "flat", "layer": "bst", "mask": "bidirectional"}),
+        (("model=sasrec",), {"pooling": "last", "rank": "learned", "mask": "causal"}),
+        (("model=hstu",), {"pooling": "appended", "layer": "hstu", "relative": "hstu"}),
     ],
 )
 def test_the_recipe_and_its_baselines_compose(words, expected):

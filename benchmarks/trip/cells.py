@@ -1,0 +1,70 @@
+"""What is kept of every model and seed: scores and figures, in a file that a resumed study reads."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from benchmarks.trip.training import Plan, Trained
+from recipes.ctr.metrics import Floats
+from recipes.trip import TripTask
+from trainer.config import Config
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training."""
+
+    logits_T: Floats
+    """Validation targets, then test targets."""
+    about: dict[str, Any]
+    """Plain data: lr, best, epoch, parameters, losses, seconds."""
+
+
+def key(task: TripTask, config: Config, plan: Plan, lr: float, seed: int) -> str:
+    """Everything that a training depends on but the code and the machine."""
+    data = {name: value for name, value in asdict(config.data).items() if name != "cache_dir"}
+    prints = [clicks.fingerprint() for clicks in (task.train_samples(), task.evaluated)]
+    optim = {**asdict(config.optim), "lr": lr}
+    return json.dumps(
+        [asdict(config.model), data, optim, asdict(plan), seed, prints], sort_keys=True
+    )
+
+
+def path(folder: Path, model: str, key: str) -> Path:
+    """Named after the model, for people, and the key."""
+    slug = "".join(c if c.isalnum() or c in "._=-" else "-" for c in model)
+    return folder / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.safetensors"
+
+
+def write(file: Path, key: str, trained: Trained, lr: float, seconds: float) -> None:
+    """Whole or not at all."""
+    about = {
+        "lr": lr,
+        "best": trained.best,
+        "epoch": trained.epoch,
+        "parameters": trained.parameters,
+        "losses": trained.losses,
+        "seconds": seconds,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_suffix(".tmp")
+    logits = trained.logits_T.astype(np.float32)
+    save_file({"logits": logits}, temporary, {"key": key, "about": json.dumps(about)})
+    temporary.replace(file)
+
+
+def read(file: Path, key: str) -> Cell | None:
+    """The cell, or None if it is not there. One that belongs to another key is not there."""
+    if not file.exists():
+        return None
+    with safe_open(file, "numpy") as stored:
+        about, logits = stored.metadata(), stored.get_tensor("logits")
+    if about["key"] != key:
+        return None
+    return Cell(logits.astype(np.float64), json.loads(about["about"]))
