@@ -59,7 +59,7 @@ def _run_job(plain: dict[str, Any], overrides: list[str], sweep: bool) -> int:
         return worker.run(payload)
     if dry_run and not _is_first_rank():
         return DONE
-    task = make_task(config)
+    task = make_task(config, place.world_size)
     make_plan(
         config, place.world_size, None, task.axes
     )  # or say what is wrong, before data is read

@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from configs.values import at_least, one_of
 from parallel.repacking.baselines import homogeneous, mixed
 from parallel.repacking.children import Children, powers, solve_children, split
+from parallel.repacking.config import RepackingConfig
 from parallel.repacking.cost import CostModel, Work
 from parallel.repacking.groups import (
     Groups,
@@ -26,47 +26,6 @@ from parallel.repacking.groups import (
 from parallel.repacking.layout import Floats, Ints
 from parallel.repacking.parents import Limit, rebalance, refine
 from parallel.repacking.plan import MEMORY, NARROW, NO_GAIN, Child, Parent, Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepackingConfig:
-    """The `parallel.repacking` node."""
-
-    enabled: bool = True
-    """Repack the sparse layers of parents that span nodes; false: every sample keeps one group."""
-    baseline: str = "homogeneous"
-    """Groups to begin with. homogeneous: all as wide as the step's longest sample needs; mixed: of
-    several widths."""
-    fit: str = "time"
-    """How homogeneous groups are filled. time: by predicted time; rows: best fit by rows."""
-    parent_solver: str = "widths"
-    """off; membership: choose which samples share a parent; widths: and how wide parents are."""
-    rows_per_rank: int = 16384
-    """A homogeneous group is so wide that the longest sample has at most so many rows on a rank."""
-    max_child: int | None = None
-    """The widest child; null: a node."""
-    min_child: int = 1
-    """The narrowest child."""
-    inside_nodes: bool = False
-    """Repack parents that lie inside one node, too."""
-    search_parents: int = 32
-    """The parent solver ends after solving so many parents, and all ranks come to the same plan."""
-    search_seconds: float | None = None
-    """The parent solver ends by the clock instead; one rank plans and sends the plan to the others."""
-
-    def __post_init__(self) -> None:
-        one_of("parallel.repacking.baseline", self.baseline, ("homogeneous", "mixed"))
-        one_of("parallel.repacking.fit", self.fit, ("time", "rows"))
-        one_of(
-            "parallel.repacking.parent_solver", self.parent_solver, ("off", "membership", "widths")
-        )
-        for name in ("rows_per_rank", "min_child"):
-            at_least(f"parallel.repacking.{name}", getattr(self, name), 1)
-        at_least("parallel.repacking.search_parents", self.search_parents, 0)
-        if self.max_child is not None:
-            at_least("parallel.repacking.max_child", self.max_child, self.min_child)
-        if self.search_seconds is not None:
-            at_least("parallel.repacking.search_seconds", self.search_seconds, 0)
 
 
 @dataclass(frozen=True)
@@ -159,11 +118,11 @@ class Planner:
         self, work: Work, start: Membership, limit: Limit
     ) -> list[tuple[float, Membership]]:
         """The baseline and what the parent solver has to offer, each with a bound on its seconds."""
-        kind, cost = self.config.parent_solver, self.cost
+        cost = self.cost
         found: list[Membership | None] = []
-        if self.config.enabled and kind != "off":
+        if self.config.enabled and self.config.parent_solver:
             found.append(rebalance(work, start.widths, cost, self.above))
-            if kind == "widths":
+            if self.config.several_widths:
                 several = mixed(
                     work, self.num_ranks, cost, widest=self.max_parent, above=self.above
                 )
@@ -242,14 +201,30 @@ class Planner:
 
 def parent_seconds(cost: CostModel, plan: Plan, parent: Parent) -> float:
     """Full attention at the fullest rank's rows, and the slowest child."""
+    full, children = _seconds_of(cost, plan, parent)
+    return full + max(children)
+
+
+def rank_seconds(cost: CostModel, plan: Plan) -> Floats:
+    """(ranks,) what each rank does by itself, as predicted: without waiting for slower children."""
+    found = []
+    for parent in plan.parents:
+        full, children = _seconds_of(cost, plan, parent)
+        for child, seconds in zip(parent.children, children, strict=True):
+            found += [full + seconds] * child.width
+    return np.array(found)
+
+
+def _seconds_of(cost: CostModel, plan: Plan, parent: Parent) -> tuple[float, list[float]]:
+    """Full attention of a parent, and everything else of each of its children."""
     work = cost.work(parent.samples, plan.lengths_of(parent.samples))
-    fullest, slowest = 0.0, 0.0
+    fullest, children = 0.0, []
     for child in parent.children:
         mine = cost.work(child.samples, plan.lengths_of(child.samples))
         rows = float(mine.lengths.sum())
         fullest = max(fullest, rows / child.width)
-        slowest = max(slowest, cost.child_seconds(child.width, rows, float(mine.sparse.sum())))
-    return cost.full_seconds(parent.width, fullest, float(work.full.sum())) + slowest
+        children.append(cost.child_seconds(child.width, rows, float(mine.sparse.sum())))
+    return cost.full_seconds(parent.width, fullest, float(work.full.sum())), children
 
 
 def _children(first: int, work: Work, solution: Children) -> tuple[Child, ...]:

@@ -18,9 +18,7 @@ from trainer.dry_run.memory import Group, Memory, estimate, groups_of
 from trainer.dry_run.probe import Probe, probe
 from trainer.dry_run.wire import Wire, bytes_sent
 from trainer.plan import Plan
-
-NODE = 8
-"""Ranks on a node, where nothing says how many."""
+from trainer.sharing import node_size
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,14 @@ def forecast(
     host = task.collate([samples[i % len(samples)] for i in range(plan.micro_batch_size)])
     watched, problem = _watch(task, model, groups, host)
     shards, settings = plan.weight_shards, resolved(config.collectives, device)
+    node = node_size(config, plan.world_size)
     wire = bytes_sent(
-        groups, plan.mesh, node_size(config, plan), config.parallel, settings, plan.accumulation
+        groups,
+        plan.mesh,
+        node,
+        config.parallel,
+        settings,
+        plan.accumulation,
     )
     flops = task.flops(host)
     micros = plan.averaging_ranks * plan.accumulation  # each of a rank's own tokens
@@ -101,8 +105,3 @@ def resolved(config: CollectivesConfig, device: Device | None) -> CollectivesCon
         smallest=config.smallest if config.smallest is not None else SMALLEST * gpu,
         cast_ahead=gpu if config.cast_ahead is None else config.cast_ahead,
     )
-
-
-def node_size(config: Config, plan: Plan) -> int:
-    """Ranks on a node: as configured, or eight of many, or all."""
-    return config.parallel.node_size or min(plan.world_size, NODE)

@@ -6,9 +6,10 @@ import numpy as np
 
 from trainer.config import Config
 from trainer.devices import Device
-from trainer.dry_run.forecast import Forecast, node_size
+from trainer.dry_run.forecast import Forecast
 from trainer.dry_run.remedy import GIB, room
 from trainer.plan import Plan
+from trainer.sharing import node_size
 from trainer.watch.progress import short
 
 PARTS = {
@@ -24,7 +25,7 @@ def forecast_lines(
 ) -> dict[str, str]:
     """Lines by name; a line may have breaks in it."""
     lines = {
-        "layout": "\n".join(layout(plan, node_size(config, plan))),
+        "layout": "\n".join(layout(plan, node_size(config, plan.world_size))),
         "parameters": f"{short(found.parameters)}, {short(found.owned)} on a rank",
         "memory a rank": "\n".join(_memory(config, found, device)),
     }
