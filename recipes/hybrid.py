@@ -32,14 +32,14 @@ from parallel.repacking.planner import Planner
 from parallel.repacking.ranks import PlannedRanks, fixed, one_parent
 from parallel.sequence import SequenceRanks
 from parallel.sums import sum_over_ranks
-from recipes.plans import PlanWatch, settings_in_words
+from recipes.plans import PlanWatch, foreseen, fullest, settings_in_words
 from recipes.pretrain import PretrainTask, check_vocabulary
 from recipes.repacking import model_shape, planned_rows
 from recipes.task import Batch
 from recipes.text.config import SequencesConfig, TextConfig
 from recipes.text.joined import join
 from recipes.text.packing import IGNORED
-from recipes.text.planned import Unread, planned_batch
+from recipes.text.planned import Unread, full_batch, planned_batch
 
 
 @dataclass(kw_only=True)
@@ -206,6 +206,16 @@ class HybridTask(PretrainTask):
         if self._ranks is not None:  # its even share, whatever it computes of it
             return training_flops(self.shape, batch["plan"].lengths) / self._ranks.size
         return training_flops(self.shape, batch["lengths"])
+
+    def largest(self, batch: Batch) -> Batch:
+        """See `recipes.task.Foresees`."""
+        if self._planner is None:
+            return batch
+        return full_batch(*fullest(self._planner, batch["plan"]))
+
+    def foresee(self, batch: Batch) -> dict[str, str]:
+        """See `recipes.task.Foresees`."""
+        return {} if self._planner is None else foreseen(self._planner, batch["plan"])
 
     def figures(self, step: int, steps: int, seconds: Sequence[float]) -> dict[str, Any]:
         """See `recipes.task.HasFigures`: of plans, where there are any."""

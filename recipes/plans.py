@@ -134,6 +134,31 @@ class PlanWatch:
         }
 
 
+def fullest(planner: Planner, plan: Plan) -> tuple[int, int]:
+    """Rows that a rank may have to hold, and the width of its parent: by the limit, or by a plan."""
+    if planner.config.max_rows is not None:
+        return planner.config.max_rows, planner.max_parent
+    return max((int(plan.layout(p).rows_per_rank.max()), p.width) for p in plan.parents)
+
+
+def foreseen(planner: Planner, plan: Plan) -> dict[str, str]:
+    """A plan and what it sends, in lines for a dry run."""
+    cost, rows = planner.cost, fullest(planner, plan)[0]
+    widths = Counter(parent.width for parent in plan.parents if len(parent.samples))
+    parents = ", ".join(f"{n} of {width}" for width, n in sorted(widths.items(), reverse=True))
+    repacked = sum(len(parent.children) > 1 for parent in plan.parents)
+    sent = traffic(plan, cost.shape).times(cost.calls)
+    limit = "parallel.repacking.max_rows" if planner.config.max_rows else "this micro-batch's most"
+    return {
+        "first micro-batch": f"{len(plan.ids):,} documents, {int(plan.lengths.sum()):,} tokens; "
+        f"parents: {parents}; {repacked} repacked; by the cost model {plan.seconds:.3g} s, slowest rank "
+        f"{_over_mean(rank_seconds(cost, plan)):.3f} of the mean",
+        "exchanges": f"{sent.inside / 1e9:.3g} GB inside nodes and {sent.across / 1e9:.3g} GB across, "
+        "over all ranks, layers and passes of it; not in the times below",
+        "rows a rank": f"memory is planned for {rows:,}, {limit}",
+    }
+
+
 def _over_mean(values: Floats) -> float:
     return float(values.max() / values.mean()) if values.any() else 1.0
 

@@ -190,6 +190,19 @@ class PlansSamples(Protocol):
 
 
 @runtime_checkable
+class Foresees(Protocol):
+    """A task whose batches differ in size, and that knows more of a step than its model shows."""
+
+    def largest(self, batch: Batch, /) -> Batch:
+        """What a rank may have to hold at most, for the memory of a dry run, beside an ordinary one."""
+        ...
+
+    def foresee(self, batch: Batch, /) -> Mapping[str, str]:
+        """Lines of a dry run on an ordinary batch."""
+        ...
+
+
+@runtime_checkable
 class HasFigures(Protocol):
     """A task that adds figures of its own to the row of each report."""
 

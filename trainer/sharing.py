@@ -43,7 +43,7 @@ def _plan_samples(
             "ranks have which samples: set parallel.sequence.max_parent=null, or "
             "parallel.sequence.size instead"
         )
-    device_type = mesh.device_type if mesh else "cuda" if torch.cuda.is_available() else "cpu"
+    device_type = mesh.device_type if mesh else _expected(config)
     groups = make_groups(widest_parent(max_parent, world_size), device_type) if mesh else None
     ranks = PlannedRanks(
         size=world_size,
@@ -57,6 +57,13 @@ def _plan_samples(
         groups=groups,
     )
     task.plan_samples(ranks)
+
+
+def _expected(config: Config) -> str:
+    """The kind of device that the ranks will have."""
+    named = config.launch.device if config.trainer.dry_run else None
+    gpu = torch.cuda.is_available() if named is None else named != "cpu"
+    return "cuda" if gpu else "cpu"
 
 
 def node_size(config: Config, world_size: int) -> int:

@@ -101,10 +101,15 @@ class Planner:
                 f"{int(work.lengths.sum()):,} tokens, the longest sample {int(work.lengths[0]):,}, do "
                 f"not fit into the memory of {self.num_ranks} ranks in groups of up to "
                 f"{self.max_parent}: set trainer.micro_batch_size lower, or "
-                "parallel.sequence.max_parent higher"
+                "parallel.sequence.max_parent" + self._limit_words + " higher"
             )
         limit = limit or Limit(self.config.search_parents)
         return refine(work, found, self.cost, self._wide_seconds, limit.fresh())
+
+    @property
+    def _limit_words(self) -> str:
+        limit = self.config.max_rows
+        return "" if limit is None else f" or parallel.repacking.max_rows={limit}"
 
     def _wide_seconds(self, work: Work, width: int) -> float:
         return self.cost.wide_seconds(width, work)

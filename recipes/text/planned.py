@@ -19,7 +19,7 @@ import torch
 
 from parallel.repacking.layout import Ints, Layout
 from parallel.repacking.plan import Plan
-from parallel.repacking.ranks import PlannedRanks
+from parallel.repacking.ranks import PlannedRanks, one_parent
 from recipes.text.mixture import Interleaved, Mixture
 from recipes.text.packing import IGNORED, labels_of
 from recipes.text.store import TokenFile
@@ -85,6 +85,18 @@ def planned_batch(
         "plan_seconds": seconds,
         "count": int((labels != IGNORED).sum()),
     }
+
+
+def full_batch(rows: int, width: int) -> dict[str, Any]:
+    """A batch as `planned_batch` makes them of a rank with so many rows, as each of its parent has."""
+    plan = one_parent([rows * width], width)
+    cu_seq_lens = torch.tensor([0, rows * width], dtype=torch.int32)
+    blank = torch.zeros(rows, dtype=torch.int64)
+    return {
+        "tokens_T": blank, "labels_T": blank, "positions_T": blank, "sources_T": blank,
+        "cu_seq_lens": cu_seq_lens, "child_cu_seq_lens": cu_seq_lens, "plan": plan,
+        "plan_seconds": 0.0, "count": rows,
+    }  # fmt: skip
 
 
 def rows_of(pieces: Sequence[Piece], layout: Layout, rank: int) -> tuple[Ints, Ints, Ints]:

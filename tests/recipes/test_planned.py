@@ -51,7 +51,8 @@ def test_all_ranks_together_have_what_one_process_reads(lengths, packing, long, 
     made = sources(lengths, packing, long)
     data = Mixture(made, [len(s) + n for n, s in enumerate(made)]) if mixed else Interleaved(made)
     unread = Unread(data)
-    assert len(unread) == len(data) and unread.fingerprint() == data.fingerprint()
+    assert len(unread) == len(data)
+    assert unread.fingerprint() == data.fingerprint()
     chosen = range(0, len(data), 2)
     whole = join([data[i] for i in chosen])
     bounds = list(pairwise(whole["cu_seq_lens"].tolist()))
@@ -62,7 +63,9 @@ def test_all_ranks_together_have_what_one_process_reads(lengths, packing, long, 
             of = fixed(SequenceRanks(size, rank))
             plan_for = lambda lengths: one_parent(lengths, size)  # noqa: E731
         else:
-            of = PlannedRanks(size=size, rank=rank, node_size=node_size, max_parent=size, config=config)
+            of = PlannedRanks(
+                size=size, rank=rank, node_size=node_size, max_parent=size, config=config
+            )
             plan_for = planned(of).plan
         batch = planned_batch([unread[i] for i in chosen], plan_for, of)
         parent, child = of.shards(batch["plan"])
@@ -70,7 +73,10 @@ def test_all_ranks_together_have_what_one_process_reads(lengths, packing, long, 
         assert batch["child_cu_seq_lens"].tolist() == child.layout.offsets.tolist()
         table = parent.layout.segments(parent.rank)
         ids = parent.layout.samples[table.sample]
-        at = [np.arange(bounds[i][0] + b, bounds[i][0] + e) for i, b, e in zip(ids, table.begin, table.end)]
+        at = [
+            np.arange(bounds[i][0] + b, bounds[i][0] + e)
+            for i, b, e in zip(ids, table.begin, table.end, strict=True)
+        ]
         rows = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *at]))
         for name in ("tokens_T", "labels_T", "sources_T"):
             assert torch.equal(batch[name], whole[name][rows]), name

@@ -1,7 +1,7 @@
 """Putting a plan's figures together: the model on meta, its groups, a probe, then arithmetic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from collectives.config import CollectivesConfig
 from parallel.blocks import find_blocks
 from parallel.recompute import recompute
 from parallel.tide.suitable import SMALLEST
-from recipes.task import Samples, Task
+from recipes.task import Foresees, Samples, Task
 from trainer.config import Config
 from trainer.devices import Device
 from trainer.dry_run.duration import Duration, duration
@@ -38,6 +38,8 @@ class Forecast:
     duration: Duration | None
     """None without a device to run on, too."""
     problem: str | None = None
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """What the task knows besides."""
 
 
 def forecast(
@@ -51,6 +53,10 @@ def forecast(
     model.to(getattr(torch, config.parallel.param_dtype))
     host = task.collate([samples[i % len(samples)] for i in range(plan.micro_batch_size)])
     watched, problem = _watch(task, model, groups, host)
+    fullest, lines = watched, dict[str, str]()
+    if isinstance(task, Foresees):
+        lines = dict(task.foresee(host))
+        fullest, problem = _watch(task, model, groups, task.largest(host))
     shards, settings = plan.weight_shards, resolved(config.collectives, device)
     node = node_size(config, plan.world_size)
     wire = bytes_sent(
@@ -72,10 +78,11 @@ def forecast(
         memory=None,
         duration=None,
         problem=problem,
+        lines=lines,
     )
-    if watched is None:
+    if watched is None or fullest is None:
         return found
-    memory = estimate(groups, watched, shards, config.parallel, settings, plan.accumulation)
+    memory = estimate(groups, fullest, shards, config.parallel, settings, plan.accumulation)
     took = None
     if device is not None:
         name = settings.name

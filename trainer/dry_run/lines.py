@@ -35,6 +35,7 @@ def forecast_lines(
             if remedies
             else "no single key helps: use more ranks, shorter sequences or a smaller model"
         )
+    lines |= found.lines
     lines["wire a step"] = "\n".join(_wire(config, plan, found))
     lines |= _time(plan, found, device)
     return lines
@@ -85,7 +86,7 @@ def _memory(config: Config, found: Forecast, device: Device | None) -> Iterator[
 
 def _wire(config: Config, plan: Plan, found: Forecast) -> Iterator[str]:
     wire = found.wire
-    if "sequence" in plan.mesh:
+    if "sequence" in plan.mesh and not found.lines:
         yield "what ranks exchange to share sequences is not in this plan, nor in its times"
     if not wire.total:
         yield "nothing"
