@@ -65,10 +65,16 @@ class PlanWatch:
         self.drawn = self._chosen(step, plans)
         parents = Counter(parent.width for parent in busy)
         children = Counter(c.width for parent in busy for c in parent.children if len(c.samples))
+        repacked = sum(parent.fallback == REPACKED for parent in busy)
+        balance = _over_mean(predicted), _over_mean(np.asarray(measured))
         return {
-            "balance_predicted": _over_mean(predicted),
-            "balance_measured": _over_mean(np.asarray(measured)),
-            "repack_parents": sum(parent.fallback == REPACKED for parent in busy) / steps,
+            "plan": f"parents {_counted(parents)}, {repacked} repacked; children "
+            f"{_counted(children)}; slowest rank over the mean {balance[0]:.2f} predicted, "
+            f"{balance[1]:.2f} measured; {sent.inside / 1e9:.2f} GB inside nodes, "
+            f"{sent.across / 1e9:.2f} across",
+            "balance_predicted": balance[0],
+            "balance_measured": balance[1],
+            "repack_parents": repacked / steps,
             "repack_fallbacks": sum(p.fallback in (NO_GAIN, MEMORY) for p in busy) / steps,
             "repack_gb_inside": sent.inside / 1e9,
             "repack_gb_across": sent.across / 1e9,
@@ -134,6 +140,11 @@ class PlanWatch:
         }
 
 
+def _counted(widths: Counter[int]) -> str:
+    """Widths, the widest first, each as often as it is there."""
+    return ", ".join(f"{n} x {width}" for width, n in sorted(widths.items(), reverse=True))
+
+
 def fullest(planner: Planner, plan: Plan) -> tuple[int, int]:
     """Rows that a rank may have to hold, and the width of its parent: by the limit, or by a plan."""
     if planner.config.max_rows is not None:
@@ -145,13 +156,12 @@ def foreseen(planner: Planner, plan: Plan) -> dict[str, str]:
     """A plan and what it sends, in lines for a dry run."""
     cost, rows = planner.cost, fullest(planner, plan)[0]
     widths = Counter(parent.width for parent in plan.parents if len(parent.samples))
-    parents = ", ".join(f"{n} of {width}" for width, n in sorted(widths.items(), reverse=True))
     repacked = sum(len(parent.children) > 1 for parent in plan.parents)
     sent = traffic(plan, cost.shape).times(cost.calls)
     limit = "parallel.repacking.max_rows" if planner.config.max_rows else "this micro-batch's most"
     return {
         "first micro-batch": f"{len(plan.ids):,} documents, {int(plan.lengths.sum()):,} tokens; "
-        f"parents: {parents}; {repacked} repacked; by the cost model {plan.seconds:.3g} s, slowest rank "
+        f"parents: {_counted(widths)}; {repacked} repacked; by the cost model {plan.seconds:.3g} s, slowest rank "
         f"{_over_mean(rank_seconds(cost, plan)):.3f} of the mean",
         "exchanges": f"{sent.inside / 1e9:.3g} GB inside nodes and {sent.across / 1e9:.3g} GB across, "
         "over all ranks, layers and passes of it; not in the times below",

@@ -207,7 +207,9 @@ class HasFigures(Protocol):
     """A task that adds figures of its own to the row of each report."""
 
     def figures(self, step: int, steps: int, seconds: Sequence[float], /) -> Mapping[str, Any]:
-        """Numbers, or lists of them, by name, of the `steps` steps up to `step` that are reported.
+        """Numbers, lists of them, or words, by name, of the `steps` steps up to `step`, which are reported.
+
+        Words are said on the console, too.
 
         `seconds`: what each rank's forward and backward pass took a step, without the communication
         that it waited for. Called on rank 0 alone: it must not talk to other ranks.

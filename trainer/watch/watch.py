@@ -177,7 +177,11 @@ class Watch:
         if self._record is not None:
             pace = (now - self._begun) / max(number - self._first_step, 1)
             self._progress.update(row, pace * (self.plan.steps - number))
-            row |= self._figures(number, interval.steps, compute_seconds(by_rank))
+            own = self._figures(number, interval.steps, compute_seconds(by_rank))
+            for name, words in own.items():
+                if isinstance(words, str):
+                    self._progress.say(f"  {name}: {words}")
+            row |= own
             self._write(row)
 
     def _figures(self, number: int, steps: int, seconds: Sequence[float]) -> Mapping[str, Any]:
