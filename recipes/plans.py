@@ -161,8 +161,8 @@ def foreseen(planner: Planner, plan: Plan) -> dict[str, str]:
     limit = "parallel.repacking.max_rows" if planner.config.max_rows else "this micro-batch's most"
     return {
         "first micro-batch": f"{len(plan.ids):,} documents, {int(plan.lengths.sum()):,} tokens; "
-        f"parents: {_counted(widths)}; {repacked} repacked; by the cost model {plan.seconds:.3g} s, slowest rank "
-        f"{_over_mean(rank_seconds(cost, plan)):.3f} of the mean",
+        f"parents: {_counted(widths)}; {repacked} repacked; by the cost model "
+        f"{plan.seconds:.3g} s, slowest rank {_over_mean(rank_seconds(cost, plan)):.3f} of the mean",
         "exchanges": f"{sent.inside / 1e9:.3g} GB inside nodes and {sent.across / 1e9:.3g} GB across, "
         "over all ranks, layers and passes of it; not in the times below",
         "rows a rank": f"memory is planned for {rows:,}, {limit}",

@@ -207,7 +207,7 @@ class HasFigures(Protocol):
     """A task that adds figures of its own to the row of each report."""
 
     def figures(self, step: int, steps: int, seconds: Sequence[float], /) -> Mapping[str, Any]:
-        """Numbers, lists of them, or words, by name, of the `steps` steps up to `step`, which are reported.
+        """Numbers, lists of them, or words, by name, of the `steps` steps up to `step`.
 
         Words are said on the console, too.
 

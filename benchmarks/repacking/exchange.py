@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from benchmarks.repacking.usual import usual
 from benchmarks.results import write
 from models.causal_lm import next_token_loss
 from models.hybrid.cost import training_flops
@@ -47,8 +48,7 @@ from parallel.repacking.process_groups import make_groups
 from parallel.repacking.ranks import PlannedRanks
 from recipes.repacking import model_shape, planned_rows
 
-# Legend: B samples, S rows of the longest, t rows of this rank, T rows of the group, H query heads,
-# K key/value heads, h and k those of a rank, D head dim, P ranks, M hidden size.
+# Legend: t rows of this rank, H query heads, K key/value heads, D head dim, P ranks.
 
 SHAPES = {
     "cuda": Shape(vocab_size=65536),
@@ -109,11 +109,8 @@ def single_rank_children(lengths: Sequence[int], ranks: int) -> Plan:
     return Plan(ranks, 1, np.arange(n * ranks), np.array(list(lengths) * ranks), parents)
 
 
-# The exchange, three ways. Each returns a function that runs forward and backward once.
-
-
 def ours(bench: Bench, shape: Shape, shards: Shards) -> Callable[[], None]:
-    """One all-to-all there, one back."""
+    """One all-to-all there, one back, and the same for gradients, whenever it is called."""
     t, H, K, D = shards.num_rows, shape.num_heads, shape.num_kv_heads, shape.head_dim
     q, k, v = bench.randn(t, H, D), bench.randn(t, K, D), bench.randn(t, K, D)
 
@@ -125,59 +122,14 @@ def ours(bench: Bench, shape: Shape, shards: Shards) -> Callable[[], None]:
     return run
 
 
-class _Usual(torch.autograd.Function):
-    """`_usual` of one tensor, with the other direction as its gradient."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, to_heads: bool) -> Tensor:
-        context.to_heads = to_heads
-        return _usual(x, to_heads)
-
-    @staticmethod
-    def backward(context: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _usual(grad, not context.to_heads), None
-
-
-def _usual(x: Tensor, to_heads: bool) -> Tensor:
-    """(B, S/P, H, D) to (B, S, H/P, D), or back."""
-    P, D = dist.get_world_size(), x.shape[3]
-    if to_heads:
-        B, s, H, _ = x.shape
-        sent = x.view(B, s, P, H // P, D).permute(2, 0, 1, 3, 4).contiguous()
-        arrived = torch.empty_like(sent)
-        dist.all_to_all_single(arrived, sent)
-        return arrived.permute(1, 0, 2, 3, 4).reshape(B, P * s, H // P, D)
-    B, S, h, _ = x.shape
-    sent = x.view(B, P, S // P, h, D).transpose(0, 1).contiguous()
-    arrived = torch.empty_like(sent)
-    dist.all_to_all_single(arrived, sent)
-    return arrived.permute(1, 2, 0, 3, 4).reshape(B, S // P, P * h, D)
-
-
-def usual(bench: Bench, shape: Shape, samples: int, rows: int) -> Callable[[], None]:
-    """`samples` of `rows` rows a rank, by an all-to-all for each of queries, keys, values, outputs.
-
-    Key/value heads that are fewer than the ranks are repeated, as is usual.
-    """
-    H, D, K = shape.num_heads, shape.head_dim, max(shape.num_kv_heads, dist.get_world_size())
-    q, k, v = (bench.randn(samples, rows, n, D) for n in (H, K, K))
-
-    def run() -> None:
-        heads = [_Usual.apply(x, True) for x in (q, k, v)]
-        out = _Usual.apply(heads[0], False)
-        torch.autograd.grad((out, *heads[1:]), (q, k, v), (out, *heads[1:]))
-
-    return run
-
-
 def exchanges(bench: Bench, shape: Shape, lengths: Sequence[int], shards: Shards) -> dict[str, Any]:
     """Seconds of the three ways, and how many times ours is faster."""
     P, longest = dist.get_world_size(), max(lengths)
     padded = -(-longest // P)
     seconds = {
         "ours": bench.seconds(ours(bench, shape, shards)),
-        "separate": bench.seconds(usual(bench, shape, 1, sum(lengths))),
-        "padded": bench.seconds(usual(bench, shape, P * len(lengths), padded)),
+        "separate": bench.seconds(usual(bench.randn, shape, 1, sum(lengths))),
+        "padded": bench.seconds(usual(bench.randn, shape, P * len(lengths), padded)),
     }
     return {
         "what": "exchange", "seconds": seconds, "rows_a_rank": sum(lengths),
@@ -279,12 +231,9 @@ def whole_model(
     }  # fmt: skip
 
 
-def measure(options: argparse.Namespace) -> None:
-    """On every rank."""
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """On every rank, in a process group."""
     kind = options.device
-    if kind == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
     torch.manual_seed(dist.get_rank())
     bench, shape, size = Bench(kind, options.quick), SHAPES[kind], dist.get_world_size()
     lengths = lengths_of(ROWS[kind], SHORT[kind], options.longs)
@@ -302,8 +251,7 @@ def measure(options: argparse.Namespace) -> None:
     rows.append(whole_model(bench, shape, plan, ranks, calibration))
     if dist.get_rank() == 0:
         report(options, rows, lengths, size)
-    dist.barrier()
-    dist.destroy_process_group()
+    return rows
 
 
 def report(
@@ -318,11 +266,14 @@ def report(
           f"separate / ours {exchange['separate_over_ours']:.2f}")  # fmt: skip
     print(f"packing   {1e3 * packed['seconds']:.2f} ms, {100 * packed['share']:.1f} % of a full layer's "
           f"{1e3 * packed['layer_seconds']:.2f} ms")  # fmt: skip
-    print(f"model     {1e3 * model['seconds']:.1f} ms, predicted {1e3 * model['predicted_seconds']:.1f}"
-          f" ({model['predicted_over_measured']:.2f} of it); MFU {100 * model['mfu']:.1f} %")  # fmt: skip
+    took, predicted = 1e3 * model["seconds"], 1e3 * model["predicted_seconds"]
+    print(f"model     {took:.1f} ms, predicted {predicted:.1f} ({predicted / took:.2f} of it)")
+    print(f"          MFU {100 * model['mfu']:.1f} %, passes only")
     if options.json is not None:
-        config = {"lengths": lengths, "ranks": size, "checkpointing": options.checkpointing,
-                  "calibration": options.calibration, "repeats": 3 if options.quick else REPEATS}  # fmt: skip
+        config = {
+            "lengths": lengths, "ranks": size, "checkpointing": options.checkpointing,
+            "calibration": options.calibration, "repeats": 3 if options.quick else REPEATS,
+        }  # fmt: skip
         summary = {
             "padded_over_ours": exchange["padded_over_ours"], "packing_share": packed["share"],
             "predicted_over_measured": model["predicted_over_measured"], "mfu": model["mfu"],
@@ -342,7 +293,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where to write the result")
     options = parser.parse_args()
     if "RANK" in os.environ:
+        if options.device == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
         measure(options)
+        dist.destroy_process_group()
         return 0
     ranks = 1 << ((gpus if options.device == "cuda" else 2).bit_length() - 1)
     start = [

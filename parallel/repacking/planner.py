@@ -23,6 +23,7 @@ from parallel.repacking.groups import (
     longest_of,
     sums_of,
 )
+from parallel.repacking.heads import HeadMap
 from parallel.repacking.layout import Floats, Ints
 from parallel.repacking.parents import Limit, rebalance, refine
 from parallel.repacking.plan import MEMORY, NARROW, NO_GAIN, Child, Parent, Plan
@@ -206,30 +207,38 @@ class Planner:
 
 def parent_seconds(cost: CostModel, plan: Plan, parent: Parent) -> float:
     """Full attention at the fullest rank's rows, and the slowest child."""
-    full, children = _seconds_of(cost, plan, parent)
-    return full + max(children)
-
-
-def rank_seconds(cost: CostModel, plan: Plan) -> Floats:
-    """(ranks,) what each rank does by itself, as predicted: without waiting for slower children."""
-    found = []
-    for parent in plan.parents:
-        full, children = _seconds_of(cost, plan, parent)
-        for child, seconds in zip(parent.children, children, strict=True):
-            found += [full + seconds] * child.width
-    return np.array(found)
-
-
-def _seconds_of(cost: CostModel, plan: Plan, parent: Parent) -> tuple[float, list[float]]:
-    """Full attention of a parent, and everything else of each of its children."""
     work = cost.work(parent.samples, plan.lengths_of(parent.samples))
-    fullest, children = 0.0, []
+    fullest, slowest = 0.0, 0.0
     for child in parent.children:
         mine = cost.work(child.samples, plan.lengths_of(child.samples))
         rows = float(mine.lengths.sum())
         fullest = max(fullest, rows / child.width)
-        children.append(cost.child_seconds(child.width, rows, float(mine.sparse.sum())))
-    return cost.full_seconds(parent.width, fullest, float(work.full.sum())), children
+        slowest = max(slowest, cost.child_seconds(child.width, rows, float(mine.sparse.sum())))
+    return cost.full_seconds(parent.width, fullest, float(work.full.sum())) + slowest
+
+
+def rank_seconds(cost: CostModel, plan: Plan) -> Floats:
+    """(ranks,) what each rank does by itself, with the heads that it has: without waiting for others."""
+    found, (q, kv) = [], cost.shape.heads
+    sparse_q, sparse_kv = cost.shape.sparse_heads
+    for parent in plan.parents:
+        layout = plan.layout(parent)
+        full = float(cost.full(plan.lengths_of(parent.samples)).sum())
+        of_heads = _relative(HeadMap(q, kv, parent.width))
+        for child in parent.children:
+            lengths = plan.lengths_of(child.samples)
+            rows, sparse = float(lengths.sum()), float(cost.sparse(lengths).sum())
+            for rank, own in enumerate(_relative(HeadMap(sparse_q, sparse_kv, child.width))):
+                at = child.first_rank - parent.first_rank + rank
+                held = float(layout.rows_per_rank[at])
+                wide = cost.full_seconds(parent.width, held, full * of_heads[at])
+                found.append(wide + cost.child_seconds(child.width, rows, sparse * own))
+    return np.array(found)
+
+
+def _relative(heads: HeadMap) -> Floats:
+    """(P,) query heads of each rank, over those of the rank that has most."""
+    return heads.q_per_rank / heads.q_per_rank.max()
 
 
 def _children(first: int, work: Work, solution: Children) -> tuple[Child, ...]:
