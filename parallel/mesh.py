@@ -7,11 +7,13 @@ come last. `shard` always exists; the others only where their size is above 1. R
 (`sequence`) share weights, too: FSDP2 shards over both axes as one.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from configs.values import at_least, one_of
+from parallel.repacking.config import RepackingConfig
 
 AXES = ("replicate", "shard", "sequence", "expert")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -29,9 +31,26 @@ class SequenceConfig:
     sliding_window: str = "exchange"
     """Layers with a sliding window. exchange: like all others; halo: tokens stay where they are, and
     only keys and values of the window before them are fetched."""
+    max_parent: int | None = None
+    """Instead of `size`: all ranks have the samples of a micro-batch together, in groups of up to so
+    many, a power of two; which samples each group has, a planner decides anew for every micro-batch
+    (`parallel.repacking`). Fewer where the number of ranks has no such divisor."""
 
     def __post_init__(self) -> None:
         at_least("parallel.sequence.size", self.size, 1)
+        if self.max_parent is not None:
+            at_least("parallel.sequence.max_parent", self.max_parent, 1)
+            if self.max_parent & (self.max_parent - 1):
+                raise ValueError(
+                    f"parallel.sequence.max_parent={self.max_parent} is no power of two: set "
+                    f"parallel.sequence.max_parent={1 << (self.max_parent.bit_length() - 1)}"
+                )
+            if self.size > 1:
+                raise ValueError(
+                    f"parallel.sequence.size={self.size} and parallel.sequence.max_parent="
+                    f"{self.max_parent} are both set: set parallel.sequence.size=1, or "
+                    "parallel.sequence.max_parent=null"
+                )
         one_of("parallel.sequence.sliding_window", self.sliding_window, SLIDING_WINDOW)
 
 
@@ -45,6 +64,7 @@ class ParallelConfig:
     """Ranks that share one copy of the weights and see different samples; null: all that the other axes
     leave. With `sequence.size`, so many times as many share a copy."""
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
+    repacking: RepackingConfig = field(default_factory=RepackingConfig)
     expert: int = 1
     """Ranks that share the experts of a mixture-of-experts layer."""
     param_dtype: str = "float32"
@@ -92,13 +112,14 @@ def mesh_shape(config: ParallelConfig, world_size: int) -> dict[str, int]:
 
     Raises `ValueError` if they cannot make up `world_size`.
     """
+    sequence = _sharing_ranks(config, world_size)
     sizes = {
         "replicate": config.replicate,
         "shard": config.shard,
-        "sequence": config.sequence.size,
+        "sequence": sequence,
         "expert": config.expert,
     }
-    others = config.replicate * config.sequence.size * config.expert
+    others = config.replicate * sequence * config.expert
     keys = {axis: f"parallel.{axis}" for axis in sizes} | {"sequence": "parallel.sequence.size"}
     shape = " x ".join(
         f"{keys[axis]}={size}" for axis, size in sizes.items() if size not in (1, None)
@@ -115,13 +136,31 @@ def mesh_shape(config: ParallelConfig, world_size: int) -> dict[str, int]:
             f"{shape or 'parallel.shard=1'} needs {config.shard * others} ranks, but there are "
             f"{world_size}: set parallel.shard={max(world_size // others, 1)}, or null for the rest"
         )
-    few, shard = config.reshard_after_forward, (sizes["shard"] or 1) * config.sequence.size
+    few, shard = config.reshard_after_forward, (sizes["shard"] or 1) * sequence
     if not isinstance(few, bool) and shard % few:
         raise ValueError(
             f"parallel.reshard_after_forward={few} does not divide the {shard} ranks that weights are "
             "sharded over: set it to a divisor, true or false"
         )
     return {axis: n for axis, n in sizes.items() if n is not None and (n > 1 or axis == "shard")}
+
+
+def _sharing_ranks(config: ParallelConfig, world_size: int) -> int:
+    """Ranks that have the same samples. Raises `ValueError` for axes beside planned samples."""
+    if config.sequence.max_parent is None:
+        return config.sequence.size
+    for axis in ("replicate", "shard", "expert"):
+        if getattr(config, axis) not in (1, None):
+            raise ValueError(
+                f"parallel.{axis}={getattr(config, axis)}: with parallel.sequence.max_parent all ranks "
+                f"have the samples of a micro-batch together: set parallel.{axis}=1"
+            )
+    return world_size
+
+
+def widest_parent(max_parent: int, num_ranks: int) -> int:
+    """The widest group that planned samples can have: a power of two that divides the ranks."""
+    return math.gcd(max_parent, num_ranks)
 
 
 def data_parallel_size(shape: dict[str, int]) -> int:

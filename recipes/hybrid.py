@@ -26,12 +26,20 @@ from models.hybrid.hf import read_folder, twin, write_folder
 from models.hybrid.model import Hybrid, Output, Rows, init_weights, whole
 from models.hybrid.shape import BLOCK_TOPK, SLIDING_WINDOW, Shape
 from models.stored_weights import Stored, locate, storage_rules
+from parallel.repacking.layout import Ints
+from parallel.repacking.plan import Plan
+from parallel.repacking.planner import Planner
+from parallel.repacking.ranks import PlannedRanks, fixed, one_parent
+from parallel.sequence import SequenceRanks
 from parallel.sums import sum_over_ranks
+from recipes.plans import PlanWatch, foreseen, fullest, settings_in_words
 from recipes.pretrain import PretrainTask, check_vocabulary
+from recipes.repacking import model_shape, planned_rows
 from recipes.task import Batch
 from recipes.text.config import SequencesConfig, TextConfig
 from recipes.text.joined import join
-from recipes.text.packing import IGNORED, Sequence_S
+from recipes.text.packing import IGNORED
+from recipes.text.planned import Unread, full_batch, planned_batch
 
 
 @dataclass(kw_only=True)
@@ -55,13 +63,16 @@ class HybridTask(PretrainTask):
         "model": HybridConfig,
         "data": TextConfig,
     }
-    axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})
+    axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard", "sequence"})
 
     def __init__(
         self, *, task: HybridTaskConfig, model: Any, data: SequencesConfig, seed: int
     ) -> None:
         super().__init__(task=task, model=model, data=data, seed=seed)
         self.balance = task.balance
+        self._ranks: PlannedRanks | None = None
+        self._planner: Planner | None = None
+        self._watch: PlanWatch | None = None
 
     @cached_property
     def shape(self) -> Shape:
@@ -71,6 +82,21 @@ class HybridTask(PretrainTask):
         shape: Shape = config.shape(folder, self.tokenizer.size)
         check_vocabulary(shape.vocab_size, self.tokenizer.size)
         return shape
+
+    def share_sequences(self, ranks: SequenceRanks) -> None:
+        """See `recipes.task.SharesSequences`."""
+        if ranks.sliding_window != "exchange":
+            raise ValueError(
+                f"parallel.sequence.sliding_window={ranks.sliding_window}: task hybrid exchanges heads "
+                "in all layers: set parallel.sequence.sliding_window=exchange"
+            )
+        self.plan_samples(fixed(ranks))
+
+    def plan_samples(self, ranks: PlannedRanks) -> None:
+        """See `recipes.task.PlansSamples`."""
+        self._ranks, self._planner = ranks, ranks.planner(model_shape(self.shape, ranks))
+        if self._planner is not None and ranks.rank == 0:  # which reports
+            self._watch = PlanWatch(self._planner)
 
     def check(self) -> None:
         """Load the tokenizer, read the folder's description, and tokenize the corpus."""
@@ -97,16 +123,39 @@ class HybridTask(PretrainTask):
         other = twin(self.shape)
         return locate(other, storage_rules(other), stored)
 
-    def collate(self, samples: Sequence[Sequence_S]) -> dict[str, Any]:
-        """See `recipes.text.joined.join`."""
-        return join(samples)
+    def train_samples(self) -> Any:
+        """See `PretrainTask`; where ranks share samples, without reading them."""
+        return self.data.train if self._ranks is None else Unread(self.data.train)
+
+    def eval_samples(self) -> Any:
+        """Likewise."""
+        held_out = self.data.held_out
+        return held_out if self._ranks is None or held_out is None else Unread(held_out)
+
+    def collate(self, samples: Sequence[Any]) -> dict[str, Any]:
+        """See `recipes.text.joined.join` and, where ranks share samples, `recipes.text.planned`."""
+        if self._ranks is None:
+            return join(samples)
+        return planned_batch(samples, self._plan, self._ranks)
+
+    def _plan(self, lengths: Ints) -> Plan:
+        assert self._ranks is not None
+        if self._planner is None:
+            return one_parent(lengths, self._ranks.size)
+        return self._planner.plan(lengths)
 
     def rows(self, batch: Batch) -> Rows:
-        """What the model is told about its rows: here they are whole documents."""
+        """What the model is told about its rows: whole documents, or what a plan has put here."""
+        if self._ranks is not None:
+            return planned_rows(batch, self._ranks)
         return whole(Documents(tuple(batch["lengths"]), batch["cu_seq_lens"]))
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy summed over the batch's labels, in nats, and this rank's part of the balance."""
+        if self._ranks is not None:
+            self._ranks.check(batch["plan"])
+        if self._watch is not None:
+            self._watch.note(batch["plan"], batch["plan_seconds"])
         out: Output = model(batch["tokens_T"], self.rows(batch))
         nats = next_token_loss(out.logits_TV, batch["labels_T"])
         return nats + self._balance(out, batch["count"]) if self.balance else nats
@@ -154,10 +203,30 @@ class HybridTask(PretrainTask):
 
     def flops(self, batch: Batch) -> float:
         """See `models.hybrid.cost`."""
+        if self._ranks is not None:  # its even share, whatever it computes of it
+            return training_flops(self.shape, batch["plan"].lengths) / self._ranks.size
         return training_flops(self.shape, batch["lengths"])
 
+    def largest(self, batch: Batch) -> Batch:
+        """See `recipes.task.Foresees`."""
+        if self._planner is None:
+            return batch
+        return full_batch(*fullest(self._planner, batch["plan"]))
+
+    def foresee(self, batch: Batch) -> dict[str, str]:
+        """See `recipes.task.Foresees`."""
+        return {} if self._planner is None else foreseen(self._planner, batch["plan"])
+
+    def figures(self, step: int, steps: int, seconds: Sequence[float]) -> dict[str, Any]:
+        """See `recipes.task.HasFigures`: of plans, where there are any."""
+        return {} if self._watch is None else self._watch.figures(step, steps, seconds)
+
+    def panels(self) -> list[dict[str, Any]]:
+        """See `recipes.task.HasPanels`."""
+        return [] if self._watch is None else self._watch.panels()
+
     def describe(self) -> dict[str, str]:
-        """Model, attention, experts, corpus and sequences."""
+        """Model, attention, experts, corpus, sequences, and what the planner may do."""
         shape = self.shape
         kinds = ", ".join(f"{number} {kind}" for kind, number in Counter(shape.kinds).items())
         sizes = {
@@ -173,4 +242,5 @@ class HybridTask(PretrainTask):
             f"{shape.moe_layers} layers",
             **self.data.describe(self.data_config.tokenizer or "bytes"),
             "rows": "sequences joined end to end; what is padding elsewhere is left out",
+            **({"plans": settings_in_words(self._planner)} if self._planner is not None else {}),
         }

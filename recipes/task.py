@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from parallel.repacking.ranks import PlannedRanks
 from parallel.sequence import SequenceRanks
 
 Batch = Mapping[str, Any]
@@ -293,6 +294,46 @@ class SharesSequences(Protocol):
         Called before `check` with `ranks.group` None, to raise `ValueError` for what cannot be shared,
         and again on each rank before `build_model`. All ranks of the group get the same samples; sums,
         counts and flops are of a rank's own tokens.
+        """
+        ...
+
+
+@runtime_checkable
+class PlansSamples(Protocol):
+    """What a task has besides, if `parallel.sequence.max_parent` is to be for it.
+
+    A planner spreads the samples of every micro-batch over all ranks.
+    """
+
+    def plan_samples(self, ranks: PlannedRanks, /) -> None:
+        """As `SharesSequences.share_sequences`; before `check`, `ranks.groups` is None."""
+        ...
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A task whose batches differ in size, and that knows more of a step than its model shows."""
+
+    def largest(self, batch: Batch, /) -> Batch:
+        """What a rank may have to hold at most, for the memory of a dry run, beside an ordinary one."""
+        ...
+
+    def foresee(self, batch: Batch, /) -> Mapping[str, str]:
+        """Lines of a dry run on an ordinary batch."""
+        ...
+
+
+@runtime_checkable
+class HasFigures(Protocol):
+    """A task that adds figures of its own to the row of each report."""
+
+    def figures(self, step: int, steps: int, seconds: Sequence[float], /) -> Mapping[str, Any]:
+        """Numbers, lists of them, or words, by name, of the `steps` steps up to `step`.
+
+        Words are said on the console, too.
+
+        `seconds`: what each rank's forward and backward pass took a step, without the communication
+        that it waited for. Called on rank 0 alone: it must not talk to other ranks.
         """
         ...
 

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "python -m benchmarks.repacking --lengths FILE": "tests/benchmarks/repacking has such a file",
     "python -m benchmarks.repacking.solvers": "tests/benchmarks/repacking runs a few of its cases",
     "python -m benchmarks.repacking.calibrate": "needs a GPU; tests/benchmarks/repacking: on the CPU",
+    "python -m benchmarks.repacking.exchange": "tests/benchmarks/repacking runs it on the CPU",
     "python -m benchmarks.repacking.page": "would change the checkout; its tables are compared there",
     "pip install --no-deps recbole": "needs a package index",
     "python -m trainer +recipe=trip run.dir=runs/trip": "needs that package; the next block trains",

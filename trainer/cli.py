@@ -69,7 +69,7 @@ def _run_job(
         return worker.run(payload)
     if dry_run and not _is_first_rank():
         return DONE
-    task = make_task(config)
+    task = make_task(config, place.world_size)
     if is_work(task_kind):
         return _start_work(config, task, payload, place.world_size, sweep)
     make_plan(

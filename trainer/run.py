@@ -14,11 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from collectives.host import all_sum, broadcast
 from parallel.fsdp import Chosen, choose_collectives, parallelize
-from parallel.mesh import SequenceConfig, build_mesh
-from parallel.sequence import SequenceRanks
+from parallel.mesh import build_mesh
 from parallel.torch_private import check_private_apis
 from parallel.weights import load_safetensors, materialize
-from recipes.task import DataError, Samples, SharesSequences, Steering, Steers, Task, Training
+from recipes.task import DataError, Samples, Steering, Steers, Task, Training
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.loader import find, load
 from trainer.checkpoint.saver import Saved, Saver
@@ -32,6 +31,7 @@ from trainer.launch import Invocation
 from trainer.optim import build_optimizer, learning_rate
 from trainer.plan import Plan, make_plan
 from trainer.plugins import own_nodes, tasks
+from trainer.sharing import share_samples
 from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
 
@@ -163,26 +163,19 @@ class Job:
                 raise CheckpointError(f"{checkpoint}: {error}") from error
 
 
-def make_task(config: Config) -> Task:
-    """The task that the configuration names."""
+def make_task(config: Config, world_size: int | None = None) -> Task:
+    """The task that the configuration names; without ranks, its samples are whole ones."""
     kind = tasks()[config.task.name]
     try:
         own = {node: getattr(config, node) for node in own_nodes(kind)}
         task = kind(
             task=config.task, model=config.model, data=config.data, seed=config.trainer.seed, **own
         )
-        share_sequences(task, config.parallel.sequence)
+        if world_size is not None:
+            share_samples(task, config, world_size)
         return task
     except ValueError as error:
         raise ConfigError(str(error)) from error
-
-
-def share_sequences(task: Task, sequence: SequenceConfig, mesh: DeviceMesh | None = None) -> None:
-    """Tell a task which ranks share its sequences, if any do; None: not known yet."""
-    if sequence.size > 1 and isinstance(task, SharesSequences):
-        rank = mesh.get_local_rank("sequence") if mesh else 0
-        group = mesh.get_group("sequence") if mesh else None
-        task.share_sequences(SequenceRanks(sequence.size, rank, group, sequence.sliding_window))
 
 
 def check_task(task: Task) -> None:
@@ -198,14 +191,14 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     """Build every part on this rank, restore a checkpoint if asked to, and clean up at the end."""
     check_private_apis()
     run_dir = enter_run_dir(config)
-    task = make_task(config)
+    task = make_task(config, dist.get_world_size())
     check_task(task)
     train_samples, eval_samples = task.train_samples(), task.eval_samples()
     _check_same(" ".join(fingerprint(s) for s in (train_samples, eval_samples) if s is not None))
     check_enough(train_samples, config.trainer.batch_size)
     plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
     mesh = build_mesh(plan.mesh, device.type)
-    share_sequences(task, config.parallel.sequence, mesh)
+    share_samples(task, config, plan.world_size, mesh)
     model, chosen = _build_model(config, task, mesh, device)
     job = Job(
         config=config,

@@ -249,7 +249,7 @@ def show_step(options: argparse.Namespace, constants: dict[str, Any]) -> None:
     name = options.workload or HEADLINE
     lengths = list(lengths_of(name, options, constants, options.step + 1))[options.step]
     cost = cost_model(constants)
-    plan = planner_of(constants, cost, parent_solver="membership").plan(lengths)
+    plan = planner_of(constants, cost, several_widths=False).plan(lengths)
     print(draw(plan))
     if options.picture:
         from benchmarks.repacking.pictures import balance

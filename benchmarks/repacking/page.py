@@ -140,7 +140,7 @@ def example() -> str:
     constants = read_constants()
     lengths = list(steps_of("wikipedia", constants, EXAMPLE_STEP + 1))[EXAMPLE_STEP]
     cost = cost_model(constants)
-    plan = planner_of(constants, cost, parent_solver="membership").plan(lengths)
+    plan = planner_of(constants, cost, several_widths=False).plan(lengths)
     return draw(plan, parents=1)
 
 
@@ -183,7 +183,7 @@ def pictures() -> None:
     constants = read_constants()
     cost = cost_model(constants)
     lengths = list(steps_of("wikipedia", constants, EXAMPLE_STEP + 1))[EXAMPLE_STEP]
-    plan = planner_of(constants, cost, parent_solver="membership").plan(lengths)
+    plan = planner_of(constants, cost, several_widths=False).plan(lengths)
     draw_.balance(cost, plan, PICTURES / "balance.svg")
     draw_.links(sim["summary"], PICTURES / "links.svg")
     draw_.ways(sim["summary"], PICTURES / "ways.svg")

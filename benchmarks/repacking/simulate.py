@@ -43,14 +43,14 @@ FREE = ("mixed", "widths", "bound")
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "baseline": {"enabled": False},
-    "repack": {"parent_solver": "off"},
-    "parent": {"parent_solver": "membership"},
-    "sp8": {"parent_solver": "off", "min_child": 8},
+    "repack": {"parent_solver": False},
+    "parent": {"several_widths": False},
+    "sp8": {"parent_solver": False, "min_child": 8},
     "rows": {"enabled": False, "fit": "rows"},
-    "rows_repack": {"parent_solver": "off", "fit": "rows"},
+    "rows_repack": {"parent_solver": False, "fit": "rows"},
     "mixed": {"enabled": False, "baseline": "mixed"},
-    "inside": {"parent_solver": "membership", "inside_nodes": True},
-    "widths": {"parent_solver": "widths"},
+    "inside": {"several_widths": False, "inside_nodes": True},
+    "widths": {"several_widths": True},
 }  # fmt: skip
 """Settings of the planner; the other ways are derived from these plans."""
 

@@ -39,12 +39,13 @@ from benchmarks.repacking.workloads import (
 from benchmarks.results import write
 from parallel.repacking.baselines import mixed
 from parallel.repacking.children import lower_bound, solve_children
+from parallel.repacking.config import RepackingConfig
 from parallel.repacking.cost import CostModel
 from parallel.repacking.exact import solve_exactly
 from parallel.repacking.heads import HeadMap
 from parallel.repacking.layout import Ints
 from parallel.repacking.plan import Plan
-from parallel.repacking.planner import Planner, RepackingConfig
+from parallel.repacking.planner import Planner
 from parallel.repacking.sizes import exchange_sizes, site1_counts, site2_counts
 
 Row = dict[str, Any]
@@ -91,9 +92,9 @@ def parent(constants: Constants, cases: int) -> list[Row]:
         n = int(rng.integers(2, 11))
         cost = cost_model(constants)
         lengths = random_lengths(rng, n, 13_000)
-        config = RepackingConfig(parent_solver="membership", rows_per_rank=1)
+        config = RepackingConfig(several_widths=False, rows_per_rank=1)
         plan = Planner(cost, 32, 16, config).plan(lengths)
-        off = RepackingConfig(parent_solver="off", rows_per_rank=1)
+        off = RepackingConfig(parent_solver=False, rows_per_rank=1)
         without = Planner(cost, 32, 16, off).plan(lengths)
         work = cost.work(np.arange(n), lengths)
         optimum = solve_exactly(work, [16, 16], cost, may_stay_wide=True, seconds=EXACT_SECONDS)
@@ -156,9 +157,9 @@ def worse(constants: Constants, cases: int) -> list[Row]:
     """Random steps of every kind, on clusters of every kind: how often a plan is slower than without."""
     rows = []
     settings: list[tuple[int, int, int, Row, Row]] = [
-        (64, 32, 8, {}, {}), (32, 16, 8, {"overlap": 0.5}, {"parent_solver": "membership"}),
+        (64, 32, 8, {}, {}), (32, 16, 8, {"overlap": 0.5}, {"several_widths": False}),
         (32, 32, 4, {}, {"baseline": "mixed"}), (16, 16, 2, {"overlap": 1.0}, {"inside_nodes": True}),
-        (64, 16, 8, {"sparse": "window"}, {"parent_solver": "off"}),
+        (64, 16, 8, {"sparse": "window"}, {"parent_solver": False}),
         (32, 16, 8, {"across_ratio": 2}, {"fit": "rows", "min_child": 2}),
     ]  # fmt: skip
     planners = []

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from parallel.repacking.calibration import load
+from parallel.repacking.config import RepackingConfig
 from parallel.repacking.cost import CostModel, Memory
 from parallel.repacking.layout import Ints
-from parallel.repacking.planner import Planner, RepackingConfig
+from parallel.repacking.planner import Planner
 from parallel.repacking.shape import ModelShape
 
 CONSTANTS = Path(__file__).parent / "constants.json"

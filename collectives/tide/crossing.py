@@ -14,10 +14,10 @@ class Crossing:
     """Rounds of one rail, of at most `nbytes` each; channels from `first_channel` on are its own."""
 
     def __init__(self, fabric: Fabric, nbytes: int, depth: int, first_channel: int) -> None:
-        assert fabric.reducing is not None
-        self.network, self.topology = fabric.reducing, fabric.topology
+        assert fabric.network is not None
+        self.network, self.topology = fabric.network, fabric.topology
         self.buffer_nbytes, self.depth, self.channel = nbytes, depth, first_channel
-        self.memory = fabric.allocate(2 * depth * nbytes, self.network)
+        self.memory = fabric.allocate(2 * depth * nbytes)
         self.rounds = 0
 
     @property
@@ -42,9 +42,9 @@ class Crossing:
         arrives = self.depth + number
         outgoing, region = self._buffer(number, numel, dtype), self.memory.remote
         assert region is not None
-        place, channel = arrives * self.buffer_nbytes, self.channel + number
-        self.network.put_signal(outgoing, region, place, target, channel, turn + 1)
-        self.network.wait(source, channel, turn + 1)
+        self.network.put(outgoing, region, arrives * self.buffer_nbytes, target)
+        self.network.signal(target, self.channel + number, turn + 1)
+        self.network.wait(source, self.channel + number, turn + 1)
         return self._buffer(arrives, numel, dtype)
 
     def acknowledge(self) -> None:

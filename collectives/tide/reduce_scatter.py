@@ -64,9 +64,8 @@ class ReduceScatter:
         self.known: dict[Any, list[Group]] = {}
         """What `reduce_through` has worked out."""
         self.crossing = None
-        if fabric.reducing is not None:
-            device = self.staging.local.tensor(self.local, 0, 0, torch.uint8).device
-            self.total = torch.empty(chunk, device=device)
+        if fabric.network is not None:
+            self.total = torch.empty(chunk)
             self.crossing = Crossing(fabric, chunk * FP32, DEPTH, self.groups + GROUPS)
 
     @property

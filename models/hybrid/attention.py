@@ -48,6 +48,9 @@ def rule_of(shape: Shape, kind: str) -> Rule:
     return Rule(kind, scale)
 
 
+ROWS = 512
+"""So many rows of a document look at their windows together, where no kernel does it."""
+
 Attend = Callable[[Tensor, Tensor, Tensor, Rule], Tensor]
 """What a layer calls, with the queries (T, H, D), keys and values (T, K, D) of the rows that it has.
 
@@ -99,9 +102,10 @@ def attend_reference(
 ) -> Tensor:
     """The same a document at a time, with a mask where the rule is not just causal."""
     masks: Sequence[Tensor | None] = [None] * len(documents.lengths)
-    if rule.kind == SLIDING_WINDOW:
-        masks = [_window_mask(L, rule.window, q_THD.device) for L in documents.lengths]
-    elif rule.kind == BLOCK_TOPK and documents.longest > rule.block * rule.top_k:
+    if rule.kind == SLIDING_WINDOW and documents.longest > rule.window:
+        parts = zip(*(x.split(documents.lengths) for x in (q_THD, k_TKD, v_TKD)), strict=True)
+        return torch.cat([_attend_window(q, k, v, rule) for q, k, v in parts])
+    if rule.kind == BLOCK_TOPK and documents.longest > rule.block * rule.top_k:
         chosen_HTN = chosen_blocks(q_THD, k_TKD, documents, rule.block, rule.top_k)
         masks = block_mask(chosen_HTN, documents, rule.block)
     q, k, v = (x.split(documents.lengths) for x in (q_THD, k_TKD, v_TKD))
@@ -120,12 +124,17 @@ def _attend_one(
     return out_1HLD[0].transpose(0, 1)
 
 
-def _window_mask(L: int, window: int, device: torch.device) -> Tensor | None:
-    """(L, L), True where a query (row) sees a key (column); None where that is all earlier ones."""
-    if window >= L:
-        return None
-    ones_LL = torch.ones(L, L, dtype=torch.bool, device=device)
-    return ones_LL.tril().triu(1 - window)
+def _attend_window(q_LHD: Tensor, k_LKD: Tensor, v_LKD: Tensor, rule: Rule) -> Tensor:
+    """One document, some rows at a time with the keys that they see: its length may be anything."""
+    L, parts = len(q_LHD), []
+    for begin in range(0, L, ROWS):
+        end, first = min(begin + ROWS, L), max(begin - rule.window + 1, 0)
+        row_C1 = torch.arange(begin, end, device=q_LHD.device)[:, None]
+        column_U = torch.arange(first, end, device=q_LHD.device)
+        sees_CU = (column_U <= row_C1) & (column_U > row_C1 - rule.window)
+        keys, values = k_LKD[first:end], v_LKD[first:end]
+        parts.append(_attend_one(q_LHD[begin:end], keys, values, sees_CU, scale=rule.scale))
+    return torch.cat(parts) if parts else q_LHD + k_LKD.sum() + v_LKD.sum()
 
 
 def _attend_meta(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, rule: Rule) -> Tensor:

@@ -39,6 +39,8 @@ class Memory:
     """Weights, gradients, optimizer, and what collectives keep."""
     per_row: float = 0.0
     """Activations of one row, over all layers."""
+    rows: float = float("inf")
+    """Rows that a rank may hold, whatever they take."""
 
 
 class Work(NamedTuple):
@@ -237,7 +239,7 @@ class CostModel:
         if width not in self._parent_limits:
             left = max(self.memory.capacity - self.memory.static, 0.0)
             each = self.bytes_per_row / width + self.head_bytes(width)
-            self._parent_limits[width] = left / each
+            self._parent_limits[width] = min(left / each, self.memory.rows * width)
         return self._parent_limits[width]
 
     @cached_property
@@ -247,9 +249,9 @@ class CostModel:
     def row_limit(self, parent_rows: float, width: int) -> float:
         """Rows that a rank may hold."""
         if self.memory.capacity == float("inf"):
-            return float("inf")
+            return self.memory.rows
         left = self.memory.capacity - self.rank_bytes(0, parent_rows, width)
-        return max(left, 0.0) / self.bytes_per_row
+        return min(max(left, 0.0) / self.bytes_per_row, self.memory.rows)
 
 
 class Side(NamedTuple):

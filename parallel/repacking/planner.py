@@ -13,9 +13,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from configs.values import at_least, one_of
 from parallel.repacking.baselines import homogeneous, mixed
 from parallel.repacking.children import Children, powers, solve_children, split
+from parallel.repacking.config import RepackingConfig
 from parallel.repacking.cost import CostModel, Work
 from parallel.repacking.groups import (
     Groups,
@@ -23,50 +23,10 @@ from parallel.repacking.groups import (
     longest_of,
     sums_of,
 )
+from parallel.repacking.heads import HeadMap
 from parallel.repacking.layout import Floats, Ints
 from parallel.repacking.parents import Limit, rebalance, refine
 from parallel.repacking.plan import MEMORY, NARROW, NO_GAIN, Child, Parent, Plan
-
-
-@dataclass(frozen=True, kw_only=True)
-class RepackingConfig:
-    """The `parallel.repacking` node."""
-
-    enabled: bool = True
-    """Repack the sparse layers of parents that span nodes; false: every sample keeps one group."""
-    baseline: str = "homogeneous"
-    """Groups to begin with. homogeneous: all as wide as the step's longest sample needs; mixed: of
-    several widths."""
-    fit: str = "time"
-    """How homogeneous groups are filled. time: by predicted time; rows: best fit by rows."""
-    parent_solver: str = "widths"
-    """off; membership: choose which samples share a parent; widths: and how wide parents are."""
-    rows_per_rank: int = 16384
-    """A homogeneous group is so wide that the longest sample has at most so many rows on a rank."""
-    max_child: int | None = None
-    """The widest child; null: a node."""
-    min_child: int = 1
-    """The narrowest child."""
-    inside_nodes: bool = False
-    """Repack parents that lie inside one node, too."""
-    search_parents: int = 32
-    """The parent solver ends after solving so many parents, and all ranks come to the same plan."""
-    search_seconds: float | None = None
-    """The parent solver ends by the clock instead; one rank plans and sends the plan to the others."""
-
-    def __post_init__(self) -> None:
-        one_of("parallel.repacking.baseline", self.baseline, ("homogeneous", "mixed"))
-        one_of("parallel.repacking.fit", self.fit, ("time", "rows"))
-        one_of(
-            "parallel.repacking.parent_solver", self.parent_solver, ("off", "membership", "widths")
-        )
-        for name in ("rows_per_rank", "min_child"):
-            at_least(f"parallel.repacking.{name}", getattr(self, name), 1)
-        at_least("parallel.repacking.search_parents", self.search_parents, 0)
-        if self.max_child is not None:
-            at_least("parallel.repacking.max_child", self.max_child, self.min_child)
-        if self.search_seconds is not None:
-            at_least("parallel.repacking.search_seconds", self.search_seconds, 0)
 
 
 @dataclass(frozen=True)
@@ -142,10 +102,15 @@ class Planner:
                 f"{int(work.lengths.sum()):,} tokens, the longest sample {int(work.lengths[0]):,}, do "
                 f"not fit into the memory of {self.num_ranks} ranks in groups of up to "
                 f"{self.max_parent}: set trainer.micro_batch_size lower, or "
-                "parallel.sequence.max_parent higher"
+                "parallel.sequence.max_parent" + self._limit_words + " higher"
             )
         limit = limit or Limit(self.config.search_parents)
         return refine(work, found, self.cost, self._wide_seconds, limit.fresh())
+
+    @property
+    def _limit_words(self) -> str:
+        limit = self.config.max_rows
+        return "" if limit is None else f" or parallel.repacking.max_rows={limit}"
 
     def _wide_seconds(self, work: Work, width: int) -> float:
         return self.cost.wide_seconds(width, work)
@@ -159,11 +124,11 @@ class Planner:
         self, work: Work, start: Membership, limit: Limit
     ) -> list[tuple[float, Membership]]:
         """The baseline and what the parent solver has to offer, each with a bound on its seconds."""
-        kind, cost = self.config.parent_solver, self.cost
+        cost = self.cost
         found: list[Membership | None] = []
-        if self.config.enabled and kind != "off":
+        if self.config.enabled and self.config.parent_solver:
             found.append(rebalance(work, start.widths, cost, self.above))
-            if kind == "widths":
+            if self.config.several_widths:
                 several = mixed(
                     work, self.num_ranks, cost, widest=self.max_parent, above=self.above
                 )
@@ -250,6 +215,30 @@ def parent_seconds(cost: CostModel, plan: Plan, parent: Parent) -> float:
         fullest = max(fullest, rows / child.width)
         slowest = max(slowest, cost.child_seconds(child.width, rows, float(mine.sparse.sum())))
     return cost.full_seconds(parent.width, fullest, float(work.full.sum())) + slowest
+
+
+def rank_seconds(cost: CostModel, plan: Plan) -> Floats:
+    """(ranks,) what each rank does by itself, with the heads that it has: without waiting for others."""
+    found, (q, kv) = [], cost.shape.heads
+    sparse_q, sparse_kv = cost.shape.sparse_heads
+    for parent in plan.parents:
+        layout = plan.layout(parent)
+        full = float(cost.full(plan.lengths_of(parent.samples)).sum())
+        of_heads = _relative(HeadMap(q, kv, parent.width))
+        for child in parent.children:
+            lengths = plan.lengths_of(child.samples)
+            rows, sparse = float(lengths.sum()), float(cost.sparse(lengths).sum())
+            for rank, own in enumerate(_relative(HeadMap(sparse_q, sparse_kv, child.width))):
+                at = child.first_rank - parent.first_rank + rank
+                held = float(layout.rows_per_rank[at])
+                wide = cost.full_seconds(parent.width, held, full * of_heads[at])
+                found.append(wide + cost.child_seconds(child.width, rows, sparse * own))
+    return np.array(found)
+
+
+def _relative(heads: HeadMap) -> Floats:
+    """(P,) query heads of each rank, over those of the rank that has most."""
+    return heads.q_per_rank / heads.q_per_rank.max()
 
 
 def _children(first: int, work: Work, solution: Children) -> tuple[Child, ...]:

@@ -40,6 +40,8 @@ class ModelShape:
     sparse_q_heads: int | None = None
     """Of the sparse layers; null: as the full ones."""
     sparse_kv_heads: int | None = None
+    gated: bool = False
+    """Attention's output passes a gate, which is one more projection of the queries' size."""
     recompute: bool = False
     """Layers are computed again in the backward pass, communication included."""
     dtype_bytes: int = 2
@@ -68,7 +70,7 @@ class ModelShape:
     def linear_flops(self) -> dict[str, float]:
         """Forward operations of one row, over all layers, by the kind of kernel."""
         projections = sum(
-            number * 2 * self.hidden * self.head_dim * (2 * q + 2 * kv)
+            number * 2 * self.hidden * self.head_dim * ((2 + self.gated) * q + 2 * kv)
             for number, (q, kv) in (
                 (self.full_layers, self.heads), (self.sparse_layers, self.sparse_heads),
             )

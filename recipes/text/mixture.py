@@ -96,8 +96,13 @@ class Interleaved:
         return len(self._order_N2)
 
     def __getitem__(self, index: int) -> Sequence_S:
-        source, position = (int(value) for value in self._order_N2[index])
+        source, position = self.locate(index)
         return replace(self.sources[source][position], source=source)
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Which source has this number, and which of its sequences it is."""
+        source, position = (int(value) for value in self._order_N2[index])
+        return source, position
 
     def fingerprint(self) -> str:
         """Equal for equal sequences at every index, on whatever machine."""

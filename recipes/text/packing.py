@@ -141,6 +141,20 @@ def best_fit(sizes: NDArray[np.int64], capacity: int) -> list[list[int]]:
     return groups
 
 
+def labels_of(part: TokenFile, first: int, last: int, limit: int) -> NDArray[np.int64]:
+    """The label of each of the tokens [first, last): the token that follows, where it is learnt.
+
+    Those from `limit` on are of another document, and no labels.
+    """
+    labels = np.full(last - first, IGNORED, dtype=np.int64)
+    following = slice(first + 1, min(last + 1, limit))
+    after = part.tokens[following].astype(np.int64)
+    if part.learnt is not None:
+        after[~part.learnt[following]] = IGNORED
+    labels[: len(after)] = after
+    return labels
+
+
 @dataclass(frozen=True)
 class Sequence_S:  # noqa: N801
     """One sequence; `pieces` are where its pieces start, `0` first, the padding last."""
@@ -209,11 +223,7 @@ class Sequences:
             first, last = int(layout.first_P[piece]), int(layout.last_P[piece])
             n = last - first
             tokens[at : at + n] = part.tokens[first:last]
-            following = slice(first + 1, min(last + 1, int(layout.limit_P[piece])))
-            after = part.tokens[following].astype(np.int64)
-            if part.learnt is not None:
-                after[~part.learnt[following]] = IGNORED
-            labels[at : at + len(after)] = after
+            labels[at : at + n] = labels_of(part, first, last, int(layout.limit_P[piece]))
             positions[at : at + n] = np.arange(n)
             starts.append(at)
             at += n
@@ -221,6 +231,13 @@ class Sequences:
             positions[at:] = np.arange(size - at)
             starts.append(at)
         return Sequence_S(tokens, labels, positions, starts, size - at)
+
+    def pieces(self, index: int) -> list[tuple[int, int, int]]:
+        """First token, last (not included), and the end of the document, of each piece of a sequence."""
+        layout = self.layout
+        chosen = slice(int(layout.offsets[index]), int(layout.offsets[index + 1]))
+        columns = layout.first_P[chosen], layout.last_P[chosen], layout.limit_P[chosen]
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def fingerprint(self) -> str:
         """Equal for equal sequences at every index, on whatever machine."""

@@ -1,7 +1,7 @@
 """Putting a plan's figures together: the model on meta, its groups, a probe, then arithmetic."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from collectives.config import CollectivesConfig
 from parallel.blocks import find_blocks
 from parallel.recompute import recompute
 from parallel.tide.suitable import SMALLEST
-from recipes.task import Samples, Task
+from recipes.task import Foresees, Samples, Task
 from trainer.config import Config
 from trainer.devices import Device
 from trainer.dry_run.duration import Duration, duration
@@ -18,9 +18,7 @@ from trainer.dry_run.memory import Group, Memory, estimate, groups_of
 from trainer.dry_run.probe import Probe, probe
 from trainer.dry_run.wire import Wire, bytes_sent
 from trainer.plan import Plan
-
-NODE = 8
-"""Ranks on a node, where nothing says how many."""
+from trainer.sharing import node_size
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,8 @@ class Forecast:
     duration: Duration | None
     """None without a device to run on, too."""
     problem: str | None = None
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """What the task knows besides."""
 
 
 def forecast(
@@ -53,9 +53,19 @@ def forecast(
     model.to(getattr(torch, config.parallel.param_dtype))
     host = task.collate([samples[i % len(samples)] for i in range(plan.micro_batch_size)])
     watched, problem = _watch(task, model, groups, host)
+    fullest, lines = watched, dict[str, str]()
+    if isinstance(task, Foresees):
+        lines = dict(task.foresee(host))
+        fullest, problem = _watch(task, model, groups, task.largest(host))
     shards, settings = plan.weight_shards, resolved(config.collectives, device)
+    node = node_size(config, plan.world_size)
     wire = bytes_sent(
-        groups, plan.mesh, node_size(config, plan), config.parallel, settings, plan.accumulation
+        groups,
+        plan.mesh,
+        node,
+        config.parallel,
+        settings,
+        plan.accumulation,
     )
     flops = task.flops(host)
     micros = plan.averaging_ranks * plan.accumulation  # each of a rank's own tokens
@@ -68,10 +78,11 @@ def forecast(
         memory=None,
         duration=None,
         problem=problem,
+        lines=lines,
     )
-    if watched is None:
+    if watched is None or fullest is None:
         return found
-    memory = estimate(groups, watched, shards, config.parallel, settings, plan.accumulation)
+    memory = estimate(groups, fullest, shards, config.parallel, settings, plan.accumulation)
     took = None
     if device is not None:
         name = settings.name
@@ -101,8 +112,3 @@ def resolved(config: CollectivesConfig, device: Device | None) -> CollectivesCon
         smallest=config.smallest if config.smallest is not None else SMALLEST * gpu,
         cast_ahead=gpu if config.cast_ahead is None else config.cast_ahead,
     )
-
-
-def node_size(config: Config, plan: Plan) -> int:
-    """Ranks on a node: as configured, or eight of many, or all."""
-    return config.parallel.node_size or min(plan.world_size, NODE)

@@ -6,9 +6,10 @@ import numpy as np
 
 from trainer.config import Config
 from trainer.devices import Device
-from trainer.dry_run.forecast import Forecast, node_size
+from trainer.dry_run.forecast import Forecast
 from trainer.dry_run.remedy import GIB, room
 from trainer.plan import Plan
+from trainer.sharing import node_size
 from trainer.watch.progress import short
 
 PARTS = {
@@ -24,7 +25,7 @@ def forecast_lines(
 ) -> dict[str, str]:
     """Lines by name; a line may have breaks in it."""
     lines = {
-        "layout": "\n".join(layout(plan, node_size(config, plan))),
+        "layout": "\n".join(layout(plan, node_size(config, plan.world_size))),
         "parameters": f"{short(found.parameters)}, {short(found.owned)} on a rank",
         "memory a rank": "\n".join(_memory(config, found, device)),
     }
@@ -34,6 +35,7 @@ def forecast_lines(
             if remedies
             else "no single key helps: use more ranks, shorter sequences or a smaller model"
         )
+    lines |= found.lines
     lines["wire a step"] = "\n".join(_wire(config, plan, found))
     lines |= _time(plan, found, device)
     return lines
@@ -84,7 +86,7 @@ def _memory(config: Config, found: Forecast, device: Device | None) -> Iterator[
 
 def _wire(config: Config, plan: Plan, found: Forecast) -> Iterator[str]:
     wire = found.wire
-    if "sequence" in plan.mesh:
+    if "sequence" in plan.mesh and not found.lines:
         yield "what ranks exchange to share sequences is not in this plan, nor in its times"
     if not wire.total:
         yield "nothing"

@@ -83,6 +83,8 @@ def _shared(sequence: SequenceConfig, plan: Plan) -> str:
     """How a micro-batch is shared, if it is."""
     if "sequence" not in plan.mesh:
         return ""
+    if sequence.max_parent is not None:
+        return ", each spread over all ranks by plan"
     windows = ", windows by halo" if sequence.sliding_window == "halo" else ""
     return f", each shared by {sequence.size} ranks (Ulysses{windows})"
 

@@ -70,12 +70,18 @@ def measured(interval: Interval, phases: Mapping[str, float], memory: Memory) ->
     return [interval.own_mean_loss(), *seconds, *astuple(memory)]
 
 
+def compute_seconds(by_rank: Sequence[Sequence[float]]) -> list[float]:
+    """Each rank's forward and backward pass, a step, of what `measured` has found."""
+    places = [1 + PHASES.index(name) for name in ("forward", "backward")]
+    return [sum(row[place] for place in places) for row in by_rank]
+
+
 def summarize(by_rank: Sequence[Sequence[float]]) -> dict[str, Any]:
     """The keys of a row that all ranks have a part in."""
     names = [*PHASES, *PAUSES]
     losses = [row[0] for row in by_rank if isfinite(row[0])]
     seconds = [dict(zip(names, row[1:], strict=False)) for row in by_rank]
-    compute = [part["forward"] + part["backward"] for part in seconds]
+    compute = compute_seconds(by_rank)
     memory = [Memory(*row[1 + len(names) :]) for row in by_rank]
     mean_compute = sum(compute) / len(compute)
     return {

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import nn
 from collectives.host import all_gather, broadcast
 from parallel.fsdp import Chosen
 from parallel.waits import report_waits
-from recipes.task import HasPanels, Task
+from recipes.task import HasFigures, HasPanels, Task
 from trainer.config import Config
 from trainer.data import Step
 from trainer.errors import DONE, FAILED, STOPPED
@@ -30,7 +30,7 @@ from trainer.plan import Plan
 from trainer.watch.clock import make_clock
 from trainer.watch.goodput import first_start, productive_seconds
 from trainer.watch.header import header_lines, print_header, short_path, versions
-from trainer.watch.interval import Interval, Outcome, measured, summarize
+from trainer.watch.interval import Interval, Outcome, compute_seconds, measured, summarize
 from trainer.watch.peak import device_name, memory, peak_flops
 from trainer.watch.profile import Profile
 from trainer.watch.progress import ProgressLine, short
@@ -180,7 +180,18 @@ class Watch:
         if self._record is not None:
             pace = (now - self._begun) / max(number - self._first_step, 1)
             self._progress.update(row, pace * (self.plan.steps - number))
+            own = self._figures(number, interval.steps, compute_seconds(by_rank))
+            for name, words in own.items():
+                if isinstance(words, str):
+                    self._progress.say(f"  {name}: {words}")
+            row |= own
             self._write(row)
+
+    def _figures(self, number: int, steps: int, seconds: Sequence[float]) -> Mapping[str, Any]:
+        """What the task has to add to a report."""
+        if not isinstance(self._task, HasFigures):
+            return {}
+        return self._task.figures(number, steps, seconds)
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self._record is not None:

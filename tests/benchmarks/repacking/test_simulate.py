@@ -104,7 +104,7 @@ def test_ways_in_their_order(changes):
 
 def test_everything_is_counted_from_the_plan_alone():
     cost = cost_model(CONSTANTS)
-    for settings in ({}, {"parent_solver": "off"}, {"enabled": False}):
+    for settings in ({}, {"parent_solver": False}, {"enabled": False}):
         plan = planner_of(CONSTANTS, cost, **settings).plan(wide_step())
         assert step_seconds(cost, plan) == pytest.approx(plan.seconds)
 
@@ -114,7 +114,7 @@ def test_passes_cost_the_hidden_states_both_ways():
     constants = {**CONSTANTS, "ranks": 16, "max_parent": 16}
     cost = cost_model(constants)
     lengths = np.array([150_000, *[1000] * 200])
-    plan = planner_of(constants, cost, parent_solver="off").plan(lengths)
+    plan = planner_of(constants, cost, parent_solver=False).plan(lengths)
     assert not plan.parents[0].fallback
     layout = plan.layout(plan.parents[0])
     start, rate = cost.link(16)
@@ -145,7 +145,7 @@ def test_the_halo_is_the_window_and_no_more():
 def test_the_oracle_is_below_every_plan_of_its_width():
     cost = cost_model(CONSTANTS)
     lengths = wide_step()
-    plan = planner_of(CONSTANTS, cost, parent_solver="membership").plan(lengths)
+    plan = planner_of(CONSTANTS, cost, several_widths=False).plan(lengths)
     assert oracle(cost, 64, 16, lengths) <= plan.seconds
 
 

@@ -107,7 +107,7 @@ def test_the_benchmark_of_solvers_writes_the_agreed_schema(tmp_path, monkeypatch
 
 
 def test_a_plan_with_everything_that_a_rank_needs():
-    planner = planner_of(CONSTANTS, COST, parent_solver="off")
+    planner = planner_of(CONSTANTS, COST, parent_solver=False)
     lengths = np.r_[200_000, np.full(300, 900)]
     for rank in (0, 17, 63):
         plan = solvers.everything_that_a_rank_needs(planner, lengths, COST.shape.heads, rank)

@@ -4,8 +4,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from parallel.repacking.calibration import load
+from parallel.repacking.config import RepackingConfig
 from parallel.repacking.cost import CostModel, Memory
-from parallel.repacking.planner import Planner, RepackingConfig
+from parallel.repacking.planner import Planner
 from parallel.repacking.shape import ModelShape
 
 SHAPE = ModelShape(

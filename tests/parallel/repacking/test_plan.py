@@ -16,8 +16,8 @@ from tests.parallel.repacking.cases import COST, LENGTHS, SHAPE, cost, planner
 SETTINGS = [
     planner(),
     planner(baseline="mixed"),
-    planner(parent_solver="membership", fit="rows", inside_nodes=False),
-    planner(parent_solver="off", min_child=2, max_child=4),
+    planner(several_widths=False, fit="rows", inside_nodes=False),
+    planner(parent_solver=False, min_child=2, max_child=4),
     planner(32, 32, of=cost(overlap=0.5)),
     planner(16, 8, of=cost(node_size=2)),
     planner(8, 4, of=cost(node_size=1)),
@@ -65,7 +65,7 @@ def test_never_worse_than_without_repacking(lengths, how):
                     type(how.config)(enabled=False, baseline=how.config.baseline,
                                      fit=how.config.fit, rows_per_rank=1))  # fmt: skip
     off = Planner(how.cost, how.num_ranks, how.max_parent,
-                  type(how.config)(parent_solver="off", baseline=how.config.baseline,
+                  type(how.config)(parent_solver=False, baseline=how.config.baseline,
                                    fit=how.config.fit, rows_per_rank=1))  # fmt: skip
     baseline = plain.plan(lengths).seconds
     repacked = off.plan(lengths).seconds
@@ -99,7 +99,7 @@ def test_plans_survive_json(lengths):
     ],
 )
 def test_what_is_no_plan_is_refused(change, message):
-    plan = planner(parent_solver="off").plan([9000] * 60)
+    plan = planner(parent_solver=False).plan([9000] * 60)
     assert not plan.parents[0].fallback
     data = json.loads(plan.to_json())
     change(data)
@@ -108,7 +108,7 @@ def test_what_is_no_plan_is_refused(change, message):
 
 
 def test_the_digest_covers_everything_that_ranks_must_agree_about():
-    plan = planner(parent_solver="off").plan([9000] * 60)
+    plan = planner(parent_solver=False).plan([9000] * 60)
     changed = []
     for change in (
         lambda p: p.update(node_size=16),
@@ -122,7 +122,7 @@ def test_the_digest_covers_everything_that_ranks_must_agree_about():
 
 
 def test_who_is_where():
-    plan = planner(parent_solver="off").plan([9000] * 60)
+    plan = planner(parent_solver=False).plan([9000] * 60)
     for rank in range(32):
         parent, child = plan.parent_of(rank), plan.child_of(rank)
         assert rank in parent.ranks
@@ -132,7 +132,7 @@ def test_who_is_where():
 
 def test_a_sample_that_no_child_can_hold_keeps_its_parent_wide():
     """A row limit of about 80,000: 1,500,000 tokens fit on 32 ranks, but not on 8."""
-    how = planner(64, 32, of=cost(memory=Memory(capacity=100e9, static=50e9)), parent_solver="off")
+    how = planner(64, 32, of=cost(memory=Memory(capacity=100e9, static=50e9)), parent_solver=False)
     plan = how.plan([1_500_000] + [1000] * 500)
     giant = next(p for p in plan.parents if 0 in p.samples)
     assert giant.fallback == MEMORY
@@ -178,7 +178,7 @@ def test_steps_that_cannot_be_planned(lengths, ids, message):
             "baseline=mixd .* set parallel.repacking.baseline=mixed",
         ),
         (lambda: planner(rows_per_rank=0), "rows_per_rank=0 is too small"),
-        (lambda: planner(parent_solver="on"), "parent_solver=on"),
+        (lambda: planner(max_rows=0), "max_rows=0 is too small"),
         (lambda: planner(search_seconds=-1), "search_seconds=-1"),
         (lambda: cost(node_size=6), "node_size=6 is no power of two"),
         (lambda: cost(overlap=1.5), "overlap=1.5"),
@@ -190,7 +190,7 @@ def test_settings_that_cannot_be(make, message):
 
 
 def test_the_drawing_names_every_rank_and_reason():
-    plan = planner(parent_solver="membership").plan([300_000] + [900] * 300)
+    plan = planner(several_widths=False).plan([300_000] + [900] * 300)
     text = draw(plan)
     assert "parent SP16, ranks 0 to 15, " in text
     assert text.count("|") >= 32 * 3

@@ -82,7 +82,7 @@ def test_the_child_solver_is_close_to_the_optimum_and_never_below_the_bound(of):
 def test_the_parent_solver_is_close_to_every_membership_tried():
     """Two parents: each membership with the exact children, or wide."""
     rng = np.random.default_rng(3)
-    how = planner(32, 16, parent_solver="membership")
+    how = planner(32, 16, several_widths=False)
     gaps = []
     for _ in range(4):
         lengths = random_lengths(rng, 6, typical=15_000)
@@ -231,7 +231,7 @@ def test_a_longer_search_is_never_worse():
 def test_equal_lengths_gain_nothing_where_no_group_crosses_nodes(length, n):
     lengths = [length] * n
     off = planner(32, 8, rows_per_rank=16384, enabled=False).plan(lengths).seconds
-    how = planner(32, 8, rows_per_rank=16384, parent_solver="membership", inside_nodes=False)
+    how = planner(32, 8, rows_per_rank=16384, several_widths=False, inside_nodes=False)
     on = how.plan(lengths).seconds
     assert on == pytest.approx(off, rel=5e-3)
     assert on <= off * (1 + 1e-12)

@@ -7,10 +7,12 @@ import pytest
 
 from tests.parallel.repacking.test_exchange import check_exchanges, random_mix
 from tests.ranks import run_ranks
+from tests.recipes.repacked import check_mixes, wide_mixes
 
 RANKS = 32
 CHECKS = [
     (check_exchanges, [random_mix(seed, P) for P in (16, 32) for seed in range(6)]),
+    (check_mixes, wide_mixes()),
 ]
 """Functions with their argument: each is called on all ranks, one after the other."""
 

@@ -1,0 +1,75 @@
+"""Telling a task which ranks have its samples together, where several have."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from parallel.mesh import widest_parent
+from parallel.repacking.process_groups import make_groups
+from parallel.repacking.ranks import PlannedRanks
+from parallel.sequence import SequenceRanks
+from recipes.task import PlansSamples, SharesSequences, Task
+from trainer.config import Config
+
+NODE = 8
+"""Ranks on a node, where nothing says how many."""
+
+
+def share_samples(
+    task: Task, config: Config, world_size: int, mesh: DeviceMesh | None = None
+) -> None:
+    """As the configuration has it; without a mesh there are no groups yet.
+
+    Raises `ValueError` for a task that cannot, and for settings that suit no ranks.
+    """
+    sequence = config.parallel.sequence
+    if sequence.max_parent is not None:
+        _plan_samples(task, config, sequence.max_parent, world_size, mesh)
+    elif sequence.size > 1 and isinstance(task, SharesSequences):
+        rank = mesh.get_local_rank("sequence") if mesh else 0
+        group = mesh.get_group("sequence") if mesh else None
+        task.share_sequences(SequenceRanks(sequence.size, rank, group, sequence.sliding_window))
+
+
+def _plan_samples(
+    task: Task, config: Config, max_parent: int, world_size: int, mesh: DeviceMesh | None
+) -> None:
+    parallel = config.parallel
+    if not isinstance(task, PlansSamples):
+        raise ValueError(
+            f"parallel.sequence.max_parent={max_parent}: task {config.task.name} does not plan which "
+            "ranks have which samples: set parallel.sequence.max_parent=null, or "
+            "parallel.sequence.size instead"
+        )
+    device_type = mesh.device_type if mesh else _expected(config)
+    groups = make_groups(widest_parent(max_parent, world_size), device_type) if mesh else None
+    ranks = PlannedRanks(
+        size=world_size,
+        rank=dist.get_rank() if mesh else 0,
+        node_size=node_size(config, world_size),
+        max_parent=max_parent,
+        config=parallel.repacking,
+        recompute=parallel.activation_checkpointing != "none",
+        dtype_bytes=int(getattr(torch, parallel.param_dtype).itemsize),
+        device_type=device_type,
+        groups=groups,
+    )
+    task.plan_samples(ranks)
+
+
+def _expected(config: Config) -> str:
+    """The kind of device that the ranks will have."""
+    named = config.launch.device if config.trainer.dry_run else None
+    gpu = torch.cuda.is_available() if named is None else named != "cpu"
+    return "cuda" if gpu else "cpu"
+
+
+def node_size(config: Config, world_size: int) -> int:
+    """Ranks on a node: as configured, or as the launcher says; of a plan, eight of many."""
+    if config.parallel.node_size is not None:
+        return config.parallel.node_size
+    if config.trainer.dry_run:
+        return min(world_size, NODE)
+    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
