@@ -92,7 +92,7 @@ def test_a_folder_of_ones_own(tmp_path):
         ("trainer=null", "trainer=null cannot be used: set trainer to a group of keys"),
         ("trainer.steps=0", "trainer.steps=0 is too small: set trainer.steps to 1 or more"),
         ("optim.schedule=cosin", "is not one of constant, cosine, linear, wsd: set optim.schedule=cosine"),
-        ("recipe=tinny", "recipe=tinny does not exist; there are hybrid_1f3s, llama1b, llama70b, llama70b_fsdp_tide, llama8b, llama8b_fsdp_tide, sft, tiny"),
+        ("recipe=tinny", "recipe=tinny does not exist; there are hybrid_1f3s, hybrid_1f3s_repack, llama1b, llama70b, llama70b_fsdp_tide, llama8b, llama8b_fsdp_tide, sft, tiny"),
         ("model=llama80b", "set model=llama8"),
         ("model=null", "model=null chooses nothing"),
         ("task=pretrian", "task=pretrian does not exist; there are hybrid, pretrain, sft, trip: set task=pretrain"),
