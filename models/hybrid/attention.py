@@ -127,6 +127,8 @@ def _attend_one(
 def _attend_window(q_LHD: Tensor, k_LKD: Tensor, v_LKD: Tensor, rule: Rule) -> Tensor:
     """One document, some rows at a time with the keys that they see: its length may be anything."""
     L, parts = len(q_LHD), []
+    if rule.window >= L:  # it sees all that is before it
+        return _attend_one(q_LHD, k_LKD, v_LKD, None, scale=rule.scale)
     for begin in range(0, L, ROWS):
         end, first = min(begin + ROWS, L), max(begin - rule.window + 1, 0)
         row_C1 = torch.arange(begin, end, device=q_LHD.device)[:, None]
@@ -134,7 +136,7 @@ def _attend_window(q_LHD: Tensor, k_LKD: Tensor, v_LKD: Tensor, rule: Rule) -> T
         sees_CU = (column_U <= row_C1) & (column_U > row_C1 - rule.window)
         keys, values = k_LKD[first:end], v_LKD[first:end]
         parts.append(_attend_one(q_LHD[begin:end], keys, values, sees_CU, scale=rule.scale))
-    return torch.cat(parts) if parts else q_LHD + k_LKD.sum() + v_LKD.sum()
+    return torch.cat(parts)
 
 
 def _attend_meta(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, rule: Rule) -> Tensor:
