@@ -124,13 +124,17 @@ class Study:
         return numbers
 
     def values(self, model: str, metric: str) -> Values | None:
-        """The metric of each seed on the test part, and on drawn users; counts have no log loss."""
+        """The metric of each seed on the test part, and on drawn users.
+
+        None where there is none: counts have no log loss, and users with one target each no GAUC.
+        """
         if model in COUNTS and metric == "logloss":
             return None
         users, labels, prepare = self.users(), self.task.parts.test.labels_T, METRICS[metric]
         logits = [cell.logits_T[self.test] for cell in self.found[model]]
         weighted = [prepare(of_seed, labels, users) for of_seed in logits]
-        return resampled(weighted, int(users.max()) + 1, self.resamples, seed=0)
+        found = resampled(weighted, int(users.max()) + 1, self.resamples, seed=0)
+        return found if np.isfinite(found.real_S).all() else None
 
     def figures(self, model: str) -> dict[str, float]:
         """Means over seeds, of the test part; and of the plan's metric on the validation part."""

@@ -78,6 +78,8 @@ def bins(way: str, found: Mapping[str, Sequence[Sequence[Any]]]) -> list[str]:
     lines = [f"| {way} | targets | " + " | ".join(f"`{m}`" for m in models) + " |"]
     lines.append("|---" * (len(models) + 2) + "|")
     for n, (name, count, _) in enumerate(found[models[0]]):
+        if not count:
+            continue
         values = (found[m][n][2] for m in models)
         shown = ["" if v is None else f"{v:.4f}" for v in values]
         lines.append(f"| {name} | {count:,} | " + " | ".join(shown) + " |")

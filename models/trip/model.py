@@ -79,7 +79,8 @@ class Trip(nn.Module):
         N = items_BN.shape[1]
         target_BD = self._items(targets_B)
         if isinstance(self.time, CoarseTimeEncoding):
-            target_BD = target_BD + self.time.coarse_CD[0]
+            # by a call, as FSDP2 may have sharded what is read past it
+            target_BD = target_BD + self.time(torch.zeros_like(targets_B))
         plain_BND = self._items(items_BN) + nn.functional.embedding(
             behaviours_BN, self.behaviours_AD
         )

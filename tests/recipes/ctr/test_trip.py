@@ -49,9 +49,9 @@ def built(task):
     return model.eval()
 
 
-def all_figures(world_size, folder):
+def all_figures(world_size, folder, changes):
     """Of an untrained model, as the trainer's own evaluation finds them, and the scores."""
-    task = make(folder)
+    task = make(folder, **changes)
     model = task.build_model()
     config = ParallelConfig()
     parallelize(model, build_mesh(mesh_shape(config, world_size), "cpu"), config)
@@ -65,18 +65,35 @@ def all_figures(world_size, folder):
         config=SimpleNamespace(trainer=SimpleNamespace(eval_samples=None, workers=0)),
         device=torch.device("cpu"),
     )
-    return evaluate(job), task.panels()
+    found = evaluate(job), task.panels()
+    train = task.train_samples()
+    task.loss(model, task.collate([train[n] for n in range(8)])).backward()
+    gradients = [p.grad.full_tensor() if world_size > 1 else p.grad for p in model.parameters()]
+    return *found, [g.double().norm().item() for g in gradients]
 
 
-def test_two_ranks_find_the_figures_of_one(tmp_path):
-    """In batches of 7: the second rank's last batch is none of its own."""
+PARTS = [
+    {},
+    {"mask": "learned", "relative": "hstu", "rank_gate": True, "time": "tin", "pooling": "din",
+     "keys": ["items", "tokens", "summaries"], "reconstruction": 0.0},
+    {"layer": "hstu", "relative": "hstu", "mask": "causal", "pooling": "appended", "keys": ["tokens"],
+     "summaries": 0, "reconstruction": 0.0},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", PARTS, ids=["trip", "many parts", "hstu"])
+def test_two_ranks_find_the_figures_of_one(tmp_path, changes):
+    """In batches of 7: the second rank's last batch is none of its own. And the same gradients."""
     folder = ratings(tmp_path)
-    ((alone, panels),) = run_ranks(1, all_figures, 1, folder)
+    ((alone, panels, gradients),) = run_ranks(1, all_figures, 1, folder, changes)
     assert 0 < len(make(folder).eval_samples()) % (2 * 7) < 7
-    both = run_ranks(2, all_figures, 2, folder)
-    assert {"auc", "gauc", "logloss", "calibration", "auc_test", "reconstruction"} <= set(alone)
-    for figures, _ in both:
+    both = run_ranks(2, all_figures, 2, folder, changes)
+    assert {"auc", "gauc", "logloss", "calibration", "auc_test"} <= set(alone)
+    assert ("reconstruction" in alone) == ("reconstruction" not in changes)
+    for figures, _, norms in both:
         assert figures == pytest.approx(alone, abs=1e-6)
+        if not make(folder, **changes).model_config.reconstruction:  # which hides at random
+            assert norms == pytest.approx(gradients, rel=1e-4, abs=1e-7)
     assert json.loads(json.dumps(panels)) == panels  # plain data
     assert [p["title"] for p in both[0][1]] == [p["title"] for p in panels]
 
