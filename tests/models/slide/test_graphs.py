@@ -22,6 +22,7 @@ def test_without_a_gpu_there_is_no_graph():
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("codes", ["steps", "heads"])
 @pytest.mark.parametrize("how", ["beam", "list"])
 def test_a_graph_finds_what_single_launches_do(codes, how):
