@@ -43,6 +43,21 @@ ELSEWHERE = {
     "python -m trainer +recipe=trip run.dir=runs/trip": "needs that package; the next block trains",
     "python -m trainer +recipe=slide run.dir=runs/slide": "needs that package, and minutes; see below",
     "python -m trainer +recipe=slide data=planted": "tests/trainer/test_chain.py runs chains",
+    **dict.fromkeys(
+        (
+            "python -m trainer +recipe=sid_build",
+            "python -m trainer +recipe=gr_train",
+            "python -m trainer.export runs/teacher",
+            "python -m trainer +recipe=beam_export",
+            "python -m trainer +recipe=list_distill",
+            "python -m trainer.export runs/student",
+            "python -m trainer +recipe=list_eval",
+        ),
+        "tests/recipes/slide and tests/trainer/test_chain.py run every stage",
+    ),
+    "python -m trainer +recipe=lelora_classify trainer.steps=4": (
+        "tests/recipes/lelora/test_steering.py has a population teach"
+    ),
     "python -m benchmarks.trip": "tests/benchmarks/trip runs a small one",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
