@@ -58,6 +58,11 @@ ELSEWHERE = {
     "python -m trainer +recipe=lelora_classify trainer.steps=4": (
         "tests/recipes/lelora/test_steering.py has a population teach"
     ),
+    "python -m trainer +recipe=lelora_classify trainer.steps=6": "tests/runs/test_lelora.py does it",
+    "python -m trainer.export runs/labels": "tests/runs/test_lelora.py does it",
+    "python -m trainer +recipe=hybrid_1f3s trainer.steps=2": "tests/runs/test_hybrid.py does it",
+    "python -m trainer +recipe=hybrid_1f3s_repack trainer.steps=2": "tests/runs/test_repacked.py does it",
+    "python -m trainer +recipe=tiny parallel.sequence.size=2": "tests/runs/test_equality.py does it",
     "python -m benchmarks.trip": "tests/benchmarks/trip runs a small one",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }

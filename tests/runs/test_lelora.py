@@ -96,7 +96,14 @@ def test_pefts_lora_is_resumed_and_leaves(tmp_path, monkeypatch, capsys):
     assert "lelora.method=pissa is here to be compared with" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("method", ["lelora", "full", "head"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "lelora",
+        pytest.param("full", marks=pytest.mark.long),
+        pytest.param("head", marks=pytest.mark.long),
+    ],
+)
 def test_texts_are_classified_by_every_method(tmp_path, monkeypatch, capsys, method):
     write_texts(tmp_path)
     tiny = ["model.hidden_size=16", "model.intermediate_size=24", "model.num_heads=2",

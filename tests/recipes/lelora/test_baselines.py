@@ -34,7 +34,17 @@ BATCH = 8
 RANK = 2
 
 
-@pytest.mark.parametrize("method", ["lora", "dora", "pissa", "mica", "adalora", "milora"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "lora",
+        "adalora",
+        pytest.param("dora", marks=pytest.mark.long),
+        pytest.param("pissa", marks=pytest.mark.long),
+        pytest.param("mica", marks=pytest.mark.long),
+        pytest.param("milora", marks=pytest.mark.long),
+    ],
+)
 def test_methods_begin_at_the_base_and_learn(tmp_path, method):
     write_texts(tmp_path)
     write_base(tmp_path)

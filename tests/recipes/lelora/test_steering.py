@@ -50,7 +50,15 @@ def test_one_and_two_ranks_decide_the_same(tmp_path, way):
     assert shown(json.loads(json.dumps(pair[0][0]))) == shown(file)
 
 
-@pytest.mark.parametrize("way", ["windows", "left", "gaussian", "random"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "windows",
+        "random",
+        pytest.param("left", marks=pytest.mark.long),
+        pytest.param("gaussian", marks=pytest.mark.long),
+    ],
+)
 def test_every_way_decides_within_the_budget(tmp_path, way):
     write_texts(tmp_path)
     rows, _, budget = run_ranks(1, rows_and_weights, str(tmp_path), WAYS[way])[0]
@@ -95,7 +103,15 @@ def resumed(folder, settings, at):
     )
 
 
-@pytest.mark.parametrize("way", ["reinforce", "ppo", "grpo", "path"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "reinforce",
+        "grpo",
+        pytest.param("ppo", marks=pytest.mark.long),
+        pytest.param("path", marks=pytest.mark.long),
+    ],
+)
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, way):
     """In the middle of a period, with rows that have just arrived."""
     write_texts(tmp_path)
