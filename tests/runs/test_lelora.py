@@ -72,6 +72,7 @@ def test_sft_is_resumed_bit_for_bit_and_leaves_as_a_lora(tmp_path, monkeypatch, 
     assert "its adapters belong to another base model" in output
 
 
+@pytest.mark.long
 def test_pefts_lora_is_resumed_and_leaves(tmp_path, monkeypatch, capsys):
     conversations(tmp_path)
     llama(vocab=300).save_pretrained(tmp_path / "base")

@@ -82,6 +82,7 @@ def evas_directions(folder):
     return layer.lora_A.default.weight.full_tensor().detach().numpy(), torch.cat(seen).numpy()
 
 
+@pytest.mark.long
 def test_evas_directions_are_those_in_which_inputs_vary(tmp_path):
     write_texts(tmp_path)
     a, x = run_ranks(1, evas_directions, str(tmp_path))[0]
