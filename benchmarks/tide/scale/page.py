@@ -8,11 +8,12 @@ SCALE = """
 ## Predicted for more GPUs
 
 A model of one step: its kernels, copies, casts, sums and transfers as tasks on streams, which share
-multiprocessors and links (`benchmarks/tide/scale`). Its inputs are the kernels of each model, traced on
-two GPUs, and [rates](../benchmarks/tide/scale/h200.json), each with its source. Shares of
-multiprocessors were set with the 70B shape at 1,024 tokens. **After the first comparison one thing was
-changed**: copies that a model makes itself, which a mixture of experts does much of, count as its
-kernels.
+multiprocessors and links (`benchmarks/tide/scale`). Its inputs are the kernels of each model,
+traced on two GPUs beside TIDE, which makes what is said of TIDE itself less independent than the
+rest, and [rates](../benchmarks/tide/scale/h200.json), each with its source. Shares of
+multiprocessors were set with the 70B shape at 1,024 tokens. **After the first comparison one thing
+was changed**: copies that a model makes itself, which a mixture of experts does much of, count as
+its kernels.
 
 ```bash
 python -m benchmarks.tide.scale
@@ -24,13 +25,14 @@ Forward and backward passes on two GPUs, predicted and measured; the aim is 8 %:
 
 """
 AT_SCALE = """
-What is off by more is the mixture of experts at 4,096 tokens on TIDE: kernels that small probably leave
-gaps between them, which the model of a step has not; no trace was looked at.
+What is off by more is the mixture of experts at 4,096 tokens on TIDE: kernels that small probably
+leave gaps between them, which the model of a step has not; no trace was looked at.
 
 Steps of whole models on nodes of eight, with norm and optimizer, **none of it measured**: that NCCL
-reaches 360 GB/s among eight GPUs and a card 48 GB/s are assumptions, multicast is left out, cards and
-links are taken to be free of other traffic, and ranks to be equally fast. Weights are not recomputed
-but for the 8B model, so the longest of these do not fit into memory.
+reaches 360 GB/s among eight GPUs and a card 48 GB/s are assumptions (the first was made after the
+predictions had been seen with what two GPUs reach, 235 GB/s, which favours TIDE more), multicast is
+left out, cards and links are taken to be free of other traffic, and ranks to be equally fast.
+Weights are not recomputed but for the 8B model, so the longest of these do not fit into memory.
 
 """
 PAPER = """
