@@ -55,7 +55,7 @@ class SharedRows(Protocol):
 
 
 @cache
-def _varlen_keywords() -> tuple[dict[str, Any], bool]:
+def varlen_keywords() -> tuple[dict[str, Any], bool]:
     """How this torch spells 'causal' and 'grouped queries': both keywords changed after 2.10."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -171,7 +171,7 @@ def _flash(
     """The flash kernel; `queries` and `keys` are their documents' boundaries and greatest length."""
     from torch.nn.attention.varlen import varlen_attn
 
-    causal, has_gqa = _varlen_keywords()
+    causal, has_gqa = varlen_keywords()
     keywords = dict(causal)
     if window is not None:
         if "window_size" not in keywords:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.attention import _varlen_keywords
+from models.attention import varlen_keywords
 from models.hybrid.blocks import attend_blocks, block_mask, chosen_blocks
 from models.hybrid.documents import Documents
 from models.hybrid.shape import BLOCK_TOPK, FULL, SLIDING_WINDOW, Shape
@@ -80,7 +80,7 @@ def _flash(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, ru
     """torch's kernel for packed documents: all that comes before, or a window of it."""
     from torch.nn.attention.varlen import varlen_attn
 
-    causal, has_gqa = _varlen_keywords()
+    causal, has_gqa = varlen_keywords()
     keywords: dict[str, Any] = {**causal, "scale": rule.scale}
     if rule.kind == SLIDING_WINDOW:
         if "window_size" not in keywords:
