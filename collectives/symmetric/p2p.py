@@ -10,7 +10,7 @@ It needs a process group with a CPU backend. The threads end with `close`, or wi
 import atexit
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -58,7 +58,8 @@ class PointToPoint:
         self._group, self._members = group, members
         self._global = [dist.get_global_rank(group, member) for member in members]
         self._regions: list[Registered] = []
-        self._seen: dict[tuple[int, int], int] = {}
+        self._seen: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+        """Flags that have arrived and were not waited for, by peer and channel."""
         self._gone: dict[int, str] = {}
         self._changed = threading.Condition()
         self._on_their_way: deque[tuple[int, dist.Work, Tensor]] = deque()
@@ -80,10 +81,24 @@ class PointToPoint:
             self._changed.notify_all()
         return region
 
+    def put_signal(
+        self,
+        source: Tensor,
+        region: Region,
+        offset: int,
+        peer: int,
+        channel: int,
+        value: int,
+        pitch: int | None = None,
+    ) -> None:
+        """See `Network.put_signal`."""
+        self.put(source, region, offset, peer, pitch)
+        self.signal(peer, channel, value)
+
     def put(
         self, source: Tensor, region: Region, offset: int, peer: int, pitch: int | None = None
     ) -> None:
-        """See `Link.put`."""
+        """The bytes alone; whatever is signalled next says that they are there."""
         assert isinstance(region, Registered)
         rows = source.shape[0] if source.dim() == 2 else 1
         packed = source.contiguous().view(-1).view(torch.uint8)
@@ -102,16 +117,18 @@ class PointToPoint:
             self._finish_oldest()
 
     def wait(self, peer: int, channel: int, value: int, about: str = "") -> int:
-        """See `Link.wait`."""
+        """See `Link.wait`, and `Network` on its order."""
         end = time.monotonic() + self.timeout
         with self._changed:
-            while (seen := self._seen.get((peer, channel), 0)) < value:
+            while not (arrived := self._seen[peer, channel]):
                 if peer in self._gone:
                     raise PeerError(f"rank {self._global[peer]} is gone: {self._gone[peer]}")
                 if not self._changed.wait(end - time.monotonic()):
                     ranks = self._global
                     raise silent(ranks[peer], ranks[self.rank], self.timeout, about)
-            return seen
+            seen = arrived.popleft()
+        assert seen >= value, f"channel {channel} of peer {peer}: {seen} comes before {value}"
+        return seen
 
     def mark(self) -> None:
         """See `Link.mark`: the caller's own order."""
@@ -184,7 +201,7 @@ class PointToPoint:
 
     def _take_flag(self, peer: int, channel: int, value: int) -> None:
         with self._changed:
-            self._seen[peer, channel] = value
+            self._seen[peer, channel].append(value)
             self._changed.notify_all()
 
     def _land(self, peer: int, index: int, offset: int, rows: int, width: int, step: int) -> None:

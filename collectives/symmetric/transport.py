@@ -67,16 +67,6 @@ class Link(Protocol):
     rank: int
     world_size: int
 
-    def put(
-        self, source: Tensor, region: Region, offset: int, peer: int, pitch: int | None = None
-    ) -> None:
-        """Copy `source` to byte `offset` of `peer`'s part of `region`.
-
-        `source` is contiguous, or has rows that are; rows arrive `pitch` elements apart (None: one
-        right after the other). It may be read until `flush` has returned.
-        """
-        ...
-
     def signal(self, peer: int, channel: int, value: int) -> None:
         """Raise the flag that `peer` sees from this rank on `channel` to `value`."""
         ...
@@ -115,6 +105,16 @@ class SymmetricMemory(Link, Protocol):
     beside: Any
     """The stream of `aside`; None where there are no streams."""
 
+    def put(
+        self, source: Tensor, region: Region, offset: int, peer: int, pitch: int | None = None
+    ) -> None:
+        """Copy `source` to byte `offset` of `peer`'s part of `region`.
+
+        `source` is contiguous, or has rows that are; rows arrive `pitch` elements apart (None: one
+        right after the other). It may be read until `flush` has returned.
+        """
+        ...
+
     def allocate(self, nbytes: int) -> Region:
         """The same region on every rank; all ranks call it, in the same order."""
         ...
@@ -147,8 +147,23 @@ class SymmetricMemory(Link, Protocol):
 class Network(Link, Protocol):
     """Ranks of different nodes: memory that they have registered may be put into, not looked at.
 
-    As with remote direct memory access, sources must lie in registered memory, too.
+    As with remote direct memory access, sources must lie in registered memory, too. A network may know
+    no more of a flag than how often it was raised, so **every signal is waited for, one by one**, in
+    the order in which the peer gives them on a channel.
     """
+
+    def put_signal(
+        self,
+        source: Tensor,
+        region: Region,
+        offset: int,
+        peer: int,
+        channel: int,
+        value: int,
+        pitch: int | None = None,
+    ) -> None:
+        """`SymmetricMemory.put`, and a signal that it has arrived."""
+        ...
 
     def register(self, memory: Tensor) -> Region:
         """Let peers put into `memory` (bytes, 1-D); all ranks call it, in the same order."""

@@ -42,9 +42,9 @@ class Crossing:
         arrives = self.depth + number
         outgoing, region = self._buffer(number, numel, dtype), self.memory.remote
         assert region is not None
-        self.network.put(outgoing, region, arrives * self.buffer_nbytes, target)
-        self.network.signal(target, self.channel + number, turn + 1)
-        self.network.wait(source, self.channel + number, turn + 1)
+        place, channel = arrives * self.buffer_nbytes, self.channel + number
+        self.network.put_signal(outgoing, region, place, target, channel, turn + 1)
+        self.network.wait(source, channel, turn + 1)
         return self._buffer(arrives, numel, dtype)
 
     def acknowledge(self) -> None:

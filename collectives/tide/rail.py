@@ -20,18 +20,16 @@ class Rail:
     first_channel: int
     in_flight: int
     sent: dict[int, int] = field(default_factory=dict)
+    acknowledged: dict[int, int] = field(default_factory=dict)
     received: dict[int, int] = field(default_factory=dict)
 
     def put(
         self, source: Tensor, region: Region, offset: int, peer: int, pitch: int | None = None
     ) -> None:
         """Put, once the peer has acknowledged enough of the puts before, and say so."""
-        count = self.sent.get(peer, 0) + 1
-        if count > self.in_flight:
-            self.network.wait(peer, self.first_channel + 1, count - self.in_flight)
-        self.network.put(source, region, offset, peer, pitch)
-        self.network.signal(peer, self.first_channel, count)
-        self.sent[peer] = count
+        count = self.sent[peer] = self.sent.get(peer, 0) + 1
+        self._await_credits(peer, count - self.in_flight)
+        self.network.put_signal(source, region, offset, peer, self.first_channel, count, pitch)
 
     def take(self, peer: int) -> None:
         """Until the next put of `peer` has arrived; acknowledges it."""
@@ -41,9 +39,14 @@ class Rail:
 
     def finish(self, peer: int) -> None:
         """Until `peer` has acknowledged everything, and sources may be written again."""
-        if peer in self.sent:
-            self.network.wait(peer, self.first_channel + 1, self.sent[peer])
+        self._await_credits(peer, self.sent.get(peer, 0))
         self.network.flush()
+
+    def _await_credits(self, peer: int, count: int) -> None:
+        """Until `peer` has acknowledged so many puts."""
+        for credit in range(self.acknowledged.get(peer, 0) + 1, count + 1):
+            self.network.wait(peer, self.first_channel + 1, credit)
+            self.acknowledged[peer] = credit
 
 
 RAIL_CHANNELS = 2
