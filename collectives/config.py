@@ -15,8 +15,9 @@ class CollectivesConfig:
     name: str = "tide"
     """stock: those of torch; tide: shards straight into parameters, gradients summed in place."""
     transport: str = "auto"
-    """tide: how bytes travel on a node. shm: shared memory of CPU ranks; nccl: between GPUs, memory from
-    NCCL 2.31 or newer; symm_mem: between GPUs, memory from torch; auto: the first of them that works."""
+    """tide: how bytes travel. shm: shared memory of CPU ranks; nccl: between GPUs, memory from NCCL
+    2.31 or newer, and its puts between nodes; symm_mem: between GPUs of one machine, memory from torch;
+    auto: the first of them that works, on one machine."""
     multicast: bool = False
     """tide: between GPUs over nccl, write to all of a node at once where its switch can."""
     smallest: int | None = None

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from collectives.symmetric import cuda_driver as cuda
 from collectives.symmetric.transport import PeerError, Put, Region, silent
-from collectives.symmetric.watchdog import Watchdog
+from collectives.symmetric.watchdog import Watchdog, below
 from collectives.torch_private import (
     current_stream_numbers,
     set_stream,
@@ -84,7 +84,7 @@ class Batch:
 
 
 class CopyEngines:
-    """Copy engines between all ranks of `group`, each with a GPU of this machine.
+    """Copy engines between `members`, ranks of `group`, each with a GPU of this machine.
 
     `timeout` is in seconds. `give_up` is called, from another thread, with what is wrong when a peer has
     not signalled for so long: streams cannot raise, so it has to end the process.
@@ -95,12 +95,13 @@ class CopyEngines:
     def __init__(
         self,
         group: dist.ProcessGroup,
+        members: Sequence[int],
         device: torch.device,
         memory: Memory,
         timeout: float,
         give_up: Callable[[PeerError], None],
     ) -> None:
-        self.rank, self.world_size, self._group = group.rank(), group.size(), group
+        self.rank, self.world_size, self._group = members.index(group.rank()), len(members), group
         self.multicast, self.memory, self._device = memory.multicast, memory, device
         self._flush = cuda.can_flush(device.index)
         self._flags = self.allocate(self.world_size * CHANNELS * FLAG)
@@ -108,13 +109,13 @@ class CopyEngines:
         """Of the lowest priority: small kernels there do not hold up the layers' own."""
         self._beside_handle = self.beside.cuda_stream
         self._beside_numbers = stream_numbers(self.beside)
-        ranks = dist.get_process_group_ranks(group)
+        ranks = [dist.get_global_rank(group, member) for member in members]
 
         def late(peer: int, about: str) -> None:
             give_up(silent(ranks[peer], ranks[self.rank], timeout, about))
 
         own = self._flags.tensor(self.rank, 0, self.world_size * CHANNELS, torch.int64)
-        self._watchdog = Watchdog(cuda.Reader(own).read, timeout, late)
+        self._watchdog = Watchdog(below(cuda.Reader(own).read), timeout, late)
 
     def allocate(self, nbytes: int) -> MappedRegion:
         """See `SymmetricMemory.allocate`."""
@@ -123,7 +124,7 @@ class CopyEngines:
     def put(
         self, source: Tensor, region: Region, offset: int, peer: int, pitch: int | None = None
     ) -> None:
-        """See `Link.put`."""
+        """See `SymmetricMemory.put`."""
         assert isinstance(region, MappedRegion)
         self._put(source, region.mapped.addresses[peer] + offset, pitch)
 
@@ -183,7 +184,7 @@ class CopyEngines:
         """See `Link.wait`: holds the current stream; what was seen is not known here."""
         flag = self._flag(peer, channel)
         cuda.wait_flag(self._flags.mapped.addresses[self.rank] + flag, value, self._flush)
-        self._watchdog.expect(flag // FLAG, value, peer, about)
+        self._watchdog.expect((flag // FLAG, value), peer, about)
         return None
 
     def _flag(self, source: int, channel: int) -> int:
@@ -214,7 +215,7 @@ class CopyEngines:
         """See `Link.flush`: what follows on the stream is ordered by it."""
 
     def close(self) -> None:
-        """See `Link.close`. All ranks call it; tensors on the memory must not be used any more."""
+        """See `Link.close`. All ranks of the group call it; nobody may use the memory any more."""
         self._watchdog.close()
         torch.cuda.synchronize(self._device)
         dist.barrier(self._group, device_ids=[self._device.index])

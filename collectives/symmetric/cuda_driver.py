@@ -20,6 +20,8 @@ DEVICE_MEMORY = 2
 """CU_MEMORYTYPE_DEVICE."""
 NO_TIMING = 2
 """CU_EVENT_DISABLE_TIMING."""
+NOT_READY = 600
+"""CUDA_ERROR_NOT_READY."""
 RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED."""
 IN_STREAM_ORDER, ON_DEVICE = 1, 1
@@ -85,6 +87,12 @@ def _check(code: int, what: str) -> None:
         raise RuntimeError(f"{what} failed: {(text.value or b'?').decode()} ({code})")
 
 
+def _relax_capture() -> None:
+    """Let this thread ask things while another one captures a graph."""
+    mode = ctypes.c_int(RELAXED)
+    _check(_driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "relaxing")
+
+
 def _stream() -> int:
     return current_raw_stream(torch.cuda.current_device())
 
@@ -141,6 +149,14 @@ class Mark:
         """Hold the current stream."""
         self.hold(_stream())
 
+    def has_passed(self) -> bool:
+        """Whether the stream has come to that moment; asked from another thread."""
+        _relax_capture()
+        code = _driver().cuEventQuery(self._event)
+        if code != NOT_READY:
+            _check(code, "asking for an event")
+        return code != NOT_READY
+
     def __del__(self) -> None:
         _driver().cuEventDestroy_v2(self._event)  # the driver keeps it while somebody waits for it
 
@@ -173,8 +189,7 @@ class Reader:
 
     def read(self) -> list[int]:
         """Their present values."""
-        mode = ctypes.c_int(RELAXED)  # a graph may be captured in another thread meanwhile
-        _check(_driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode)), "relaxing")
+        _relax_capture()
         with torch.cuda.device(self._flags.device), torch.cuda.stream(self._stream):
             self._host.copy_(self._flags, non_blocking=True)
             self._stream.synchronize()

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,25 +32,36 @@ class Memory:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links of one group; `network` is None on a single node."""
+    """The links of one group; the networks are None on a single node."""
 
     topology: Topology
     local: SymmetricMemory
     network: Network | None
+    second: Network | None = None
+    """Of reductions, where these must not wait for gathers; None: one serves both."""
 
-    def allocate(self, nbytes: int) -> Memory:
-        """Memory of `nbytes` on every rank; all ranks of the group call it, in the same order."""
-        local = self.local.allocate(nbytes)
-        if self.network is None:
+    @property
+    def reducing(self) -> Network | None:
+        """The network of reductions."""
+        return self.second or self.network
+
+    def allocate(self, nbytes: int, network: Network | None = None) -> Memory:
+        """Memory of `nbytes` on every rank; all ranks of the group call it, in the same order.
+
+        `network`: the one that puts into it, unless it is that of gathers.
+        """
+        local, network = self.local.allocate(nbytes), network or self.network
+        if network is None:
             return Memory(local, None, nbytes)
         own = local.tensor(self.local.rank, 0, nbytes, torch.uint8)
-        return Memory(local, self.network.register(own), nbytes)
+        return Memory(local, network.register(own), nbytes)
 
     def close(self) -> None:
         """Give every link back."""
+        for network in (self.network, self.second):
+            if network is not None:
+                network.close()
         self.local.close()
-        if self.network is not None:
-            self.network.close()
 
 
 def connect(
@@ -67,26 +78,41 @@ def connect(
     `timeout` is in seconds; `device` is this rank's GPU, if it has one; `transport` between GPUs is
     `nccl` or `symm_mem`. `multicast`: write to all neighbours at once where the system can. `give_up`
     ends the process where a stream waits in vain. Raises `ValueError` for a group that nodes do not
-    divide evenly, and for GPUs of several nodes.
+    divide evenly, and for GPUs of several nodes without NCCL.
     """
     topology = make_topology(dist.get_process_group_ranks(group), group.rank(), node_size)
     single = topology.num_nodes == 1
     if device is not None and device.type == "cuda":
-        if not single:
-            raise ValueError("there is no transport between GPUs of several nodes yet")
+        if not single and transport != "nccl":
+            raise ValueError(
+                "between GPUs of several nodes there is collectives.transport=nccl only"
+            )
         from collectives.symmetric.copy_engine import CopyEngines  # symmetric memory needs CUDA
 
-        memory = _memory(transport, group, device, multicast)
-        return Fabric(topology, CopyEngines(group, device, memory, timeout, give_up), None)
+        members = topology.neighbours
+        memory = _memory(transport, group, members, device, multicast)
+        engines = CopyEngines(group, members, device, memory, timeout, give_up)
+        if single:
+            return Fabric(topology, engines, None)
+        from collectives.symmetric.nccl_network import NcclNetwork  # an optional package
+
+        rails = [NcclNetwork(group, topology.rail, device, timeout, give_up) for _ in range(2)]
+        return Fabric(topology, engines, *rails)
     local = SharedMemory(group, topology.neighbours, timeout, multicast)
     return Fabric(topology, local, None if single else PointToPoint(group, topology.rail, timeout))
 
 
-def _memory(transport: str, group: dist.ProcessGroup, device: torch.device, multicast: bool) -> Any:
+def _memory(
+    transport: str,
+    group: dist.ProcessGroup,
+    members: Sequence[int],
+    device: torch.device,
+    multicast: bool,
+) -> Any:
     if transport == "nccl":
         from collectives.symmetric.nccl_memory import NcclMemory  # an optional package
 
-        return NcclMemory(group, device, multicast)
+        return NcclMemory(group, members, device, multicast)
     from collectives.symmetric.torch_memory import TorchMemory
 
     return TorchMemory(group, device)

@@ -4,6 +4,7 @@ The communicator is one of its own: it moves nothing, it only makes memory known
 so it never meets torch's collectives.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from nccl import core as nccl
 
 from collectives.nccl import running_version
 from collectives.symmetric.copy_engine import Mapped
+from collectives.symmetric.nccl_communicator import make_communicator
 from collectives.torch_private import tensor_at
 
 NO_MULTICAST_SINCE = (2, 32, 0)
@@ -19,22 +21,27 @@ NO_MULTICAST_SINCE = (2, 32, 0)
 
 
 class NcclMemory:
-    """See `copy_engine.Memory`. `multicast`: ask for addresses where one write reaches all ranks."""
+    """See `copy_engine.Memory`, for `members`, ranks of `group` on one machine.
+
+    `multicast`: ask for addresses where one write reaches all of them.
+    """
 
     name = "nccl"
 
-    def __init__(self, group: dist.ProcessGroup, device: torch.device, multicast: bool) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        members: Sequence[int],
+        device: torch.device,
+        multicast: bool,
+    ) -> None:
         self._group, self._device = group, device
-        box: list[Any] = [bytes(nccl.get_unique_id())] if group.rank() == 0 else [None]
-        dist.broadcast_object_list(box, group=group, group_src=0)
+        self._rank, self._size = members.index(group.rank()), len(members)
         options: dict[str, Any] = {}
         version = running_version()
         if not multicast and version is not None and version >= NO_MULTICAST_SINCE:
             options["nvls_host_mode"] = nccl.NcclNvlsHostMode.DISABLE
-        unique_id = nccl.UniqueId.from_bytes(box[0])
-        self._communicator = nccl.Communicator.init(
-            group.size(), group.rank(), unique_id, nccl.NCCLConfig(**options)
-        )
+        self._communicator = make_communicator(group, members, **options)
         self.multicast = multicast and self._communicator.multimem_support
         self._given: list[tuple[Any, Any]] = []
 
@@ -43,13 +50,13 @@ class NcclMemory:
         buffer = nccl.mem_alloc(nbytes, self._device.index)
         window = self._communicator.register_window(buffer, nccl.WindowFlag.COLL_SYMMETRIC)
         self._given.append((window, buffer))
-        addresses = [window.get_peer_device_pointer(rank) for rank in range(self._group.size())]
+        addresses = [window.get_peer_device_pointer(rank) for rank in range(self._size)]
         if None in addresses:
             raise RuntimeError(
-                f"NCCL does not map the memory of rank {addresses.index(None)} of the group: set "
+                f"NCCL does not map the memory of rank {addresses.index(None)} of the node: set "
                 "collectives.transport=symm_mem"
             )
-        addresses[self._group.rank()] = int(buffer.handle)
+        addresses[self._rank] = int(buffer.handle)
         multicast = window.get_lsa_multimem_device_pointer() if self.multicast else None
         mapped = Mapped(addresses, multicast)
         torch.cuda.synchronize(self._device)

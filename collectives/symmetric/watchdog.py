@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 LOOKS = 20
 """How often a timeout is looked at flags, at most once in `RARELY` seconds."""
@@ -17,10 +18,10 @@ RARELY = 5.0
 
 @dataclass(frozen=True)
 class Expected:
-    """A wait: flag number `flag` is to become at least `value`."""
+    """A wait."""
 
-    flag: int
-    value: int
+    what: Any
+    """For whoever looks whether it is over."""
     peer: int
     about: str
     since: float
@@ -29,22 +30,25 @@ class Expected:
 class Watchdog:
     """Calls `late(peer, about)` once when nothing that is waited for has come for `timeout` seconds.
 
-    `read` returns the present values of all flags. Time counts from the moment a wait was asked for,
+    `left` says which of some waits are not over. Time counts from the moment a wait was asked for,
     as for torch's own collectives, and begins anew whenever something arrives.
     """
 
     def __init__(
-        self, read: Callable[[], Sequence[int]], timeout: float, late: Callable[[int, str], None]
+        self,
+        left: Callable[[Sequence[Expected]], list[Expected]],
+        timeout: float,
+        late: Callable[[int, str], None],
     ) -> None:
-        self._read, self._timeout, self._late = read, timeout, late
+        self._left, self._timeout, self._late = left, timeout, late
         self._new: deque[Expected] = deque()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tide-watchdog", daemon=True)
         self._thread.start()
 
-    def expect(self, flag: int, value: int, peer: int, about: str) -> None:
+    def expect(self, what: Any, peer: int, about: str) -> None:
         """Note a wait."""
-        self._new.append(Expected(flag, value, peer, about, time.monotonic()))
+        self._new.append(Expected(what, peer, about, time.monotonic()))
 
     def close(self) -> None:
         """Stop looking."""
@@ -60,8 +64,7 @@ class Watchdog:
                 pending.append(self._new.popleft())
             if not pending:
                 continue
-            values = self._read()
-            left = [each for each in pending if values[each.flag] < each.value]
+            left = self._left(pending)
             now = time.monotonic()
             if len(left) < len(pending):
                 progress = now
@@ -69,3 +72,13 @@ class Watchdog:
             if pending and now - max(progress, pending[0].since) > self._timeout:
                 self._late(pending[0].peer, pending[0].about)
                 return
+
+
+def below(read: Callable[[], Sequence[int]]) -> Callable[[Sequence[Expected]], list[Expected]]:
+    """For waits whose `what` is the number of a flag and a value; `read` returns what all flags are."""
+
+    def left(expected: Sequence[Expected]) -> list[Expected]:
+        values = read()
+        return [each for each in expected if values[each.what[0]] < each.what[1]]
+
+    return left

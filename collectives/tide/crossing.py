@@ -14,10 +14,10 @@ class Crossing:
     """Rounds of one rail, of at most `nbytes` each; channels from `first_channel` on are its own."""
 
     def __init__(self, fabric: Fabric, nbytes: int, depth: int, first_channel: int) -> None:
-        assert fabric.network is not None
-        self.network, self.topology = fabric.network, fabric.topology
+        assert fabric.reducing is not None
+        self.network, self.topology = fabric.reducing, fabric.topology
         self.buffer_nbytes, self.depth, self.channel = nbytes, depth, first_channel
-        self.memory = fabric.allocate(2 * depth * nbytes)
+        self.memory = fabric.allocate(2 * depth * nbytes, self.network)
         self.rounds = 0
 
     @property

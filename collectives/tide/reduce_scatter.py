@@ -64,8 +64,9 @@ class ReduceScatter:
         self.known: dict[Any, list[Group]] = {}
         """What `reduce_through` has worked out."""
         self.crossing = None
-        if fabric.network is not None:
-            self.total = torch.empty(chunk)
+        if fabric.reducing is not None:
+            device = self.staging.local.tensor(self.local, 0, 0, torch.uint8).device
+            self.total = torch.empty(chunk, device=device)
             self.crossing = Crossing(fabric, chunk * FP32, DEPTH, self.groups + GROUPS)
 
     @property

@@ -30,7 +30,9 @@ def reach(device: torch.device, wanted: str, ranks: Sequence[int], node_size: in
         return Reach(None, f"collectives.transport={wanted} is not for {device.type}")
     if device.type == "cpu":
         return Reach("shm")
-    reason = _apart(device, ranks, node_size)
+    if len({rank // node_size for rank in ranks}) > 1:
+        return _between_nodes(wanted)
+    reason = _apart(device)
     if reason:
         return Reach(None, reason)
     problem = unusable() if wanted != "symm_mem" else None
@@ -39,10 +41,16 @@ def reach(device: torch.device, wanted: str, ranks: Sequence[int], node_size: in
     return Reach("nccl")
 
 
-def _apart(device: torch.device, ranks: Sequence[int], node_size: int) -> str | None:
-    """Why the GPUs of these ranks cannot write to each other."""
-    if len({rank // node_size for rank in ranks}) > 1:
-        return "there is no transport between GPUs of several nodes yet"
+def _between_nodes(wanted: str) -> Reach:
+    """GPUs of several nodes: only where it is asked for, since no cluster has run it yet."""
+    if wanted != "nccl":
+        return Reach(None, "between GPUs of several nodes it has to be collectives.transport=nccl")
+    problem = unusable()
+    return Reach(None, problem) if problem else Reach("nccl")
+
+
+def _apart(device: torch.device) -> str | None:
+    """Why GPUs of this machine cannot write to each other."""
     if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         return "CUDA_DEVICE_MAX_CONNECTIONS=1 would have its streams wait for each other"
     others = [n for n in range(torch.cuda.device_count()) if n != device.index]

@@ -56,6 +56,15 @@ def test_two_gpus_equal_torch():
         assert failed == {}, "\n".join(f"{n}: {t}" for n, t in failed.items())
 
 
+def test_gpus_as_nodes_of_their_own_equal_torch(transport):
+    """Over NCCL's puts and signals, where copy engines stand for the network."""
+    if transport != "nccl":
+        pytest.skip("several nodes need NCCL")
+    names = [name for name, case in TWO_RANKS.items() if case.node_size == 1 and not case.slow]
+    for failed in run_ranks(2, every_case, names, timeout=280):
+        assert failed == {}, "\n".join(f"{n}: {t}" for n, t in failed.items())
+
+
 def one_step(case, model):
     generator = torch.Generator().manual_seed(dist.get_rank())
     loss_of(case, model, batch(case, generator), 0).backward()

@@ -235,9 +235,17 @@ def test_gpus_take_the_best_transport_there_is(monkeypatch, wanted, problem, fou
     assert reach(torch.device("cuda", 0), wanted, [0, 1], node_size=2) == found
 
 
+@pytest.mark.parametrize("problem", [None, "NCCL is old"])
+def test_gpus_of_several_nodes_are_joined_by_nccl_where_it_is_asked_for(monkeypatch, problem):
+    monkeypatch.setattr(reaching, "unusable", lambda: problem)
+    found = Reach(None, problem) if problem else Reach("nccl")
+    assert reach(torch.device("cuda", 0), "nccl", [0, 1], node_size=1) == found
+
+
 def test_gpus_that_cannot_be_joined_are_named(monkeypatch):
     gpu = torch.device("cuda", 0)
-    assert "of several nodes" in reach(gpu, "symm_mem", [0, 1], node_size=1).reason
+    for wanted in ("auto", "symm_mem"):
+        assert "of several nodes" in reach(gpu, wanted, [0, 1], node_size=1).reason
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in reach(gpu, "symm_mem", [0, 1], node_size=2).reason
 
