@@ -5,8 +5,9 @@ product loses beside them.
 
 Torch's are what FSDP2 does: pack, gather and copy out, or pack, upcast and scatter. Bandwidth is that of
 a ring: bytes of the whole output (all-gather) or of the whole fp32 input (reduce-scatter, so that equal
-figures are equal times), times (ranks - 1) / ranks, over the time. The products are of one wave: they
-have as many tiles as there are multiprocessors.
+figures are equal times), times (ranks - 1) / ranks, over the time. What is `bare`
+is of shards that are cast already, without copies out. The products are of one wave: they have as many
+tiles as there are multiprocessors.
 """
 
 import argparse
@@ -56,6 +57,8 @@ def main() -> None:
             timed = {
                 "gather, torch": gather_torch(shapes, device),
                 "gather, tide": gather_tide(shapes, slot, device),
+                "gather, torch, bare": gather_torch_bare(shapes, device),
+                "gather, tide, bare": gather_tide(shapes, slot, device, cast_before=True),
                 "scatter, torch": scatter_torch(shapes, device),
                 "scatter, tide": scatter_tide(shapes, slot, scatter, device),
             }
@@ -115,17 +118,28 @@ def gather_torch(shapes: list[tuple[int, int]], device: torch.device) -> Callabl
     return action
 
 
+def gather_torch_bare(shapes: list[tuple[int, int]], device: torch.device) -> Callable[[], None]:
+    """The collective by itself, in place."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    whole = sum(-(-r // size) * size * c for r, c in shapes)
+    flat = torch.zeros(whole, dtype=torch.bfloat16, device=device)
+    own = flat.view(size, -1)[rank]
+    return lambda: void(dist.all_gather_into_tensor(flat, own))
+
+
 def gather_tide(
-    shapes: list[tuple[int, int]], slot: Slot, device: torch.device
+    shapes: list[tuple[int, int]], slot: Slot, device: torch.device, cast_before: bool = False
 ) -> Callable[[], None]:
-    """Cast and put; the gathered bytes are where they belong."""
+    """Cast, if that was not done before, and put; the gathered bytes are where they belong."""
     size = dist.get_world_size()
     layout = make_layout(size, [(cut(shape, 0, size), torch.bfloat16) for shape in shapes])
-    gather = Gather(slot, layout)
+    gather = Gather(slot, layout, keep=cast_before)
     shards = [torch.randn(c.shard_numel, device=device) for c in layout.cuts]
+    if cast_before:
+        gather.cast(shards)
 
     def action() -> None:
-        gather.start(shards, "tensors")
+        gather.start(None if cast_before else shards, "tensors")
         gather.wait()
         slot.release()
 
