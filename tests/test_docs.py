@@ -63,6 +63,7 @@ ELSEWHERE = {
     "python -m trainer +recipe=hybrid_1f3s trainer.steps=2": "tests/runs/test_hybrid.py does it",
     "python -m trainer +recipe=hybrid_1f3s_repack trainer.steps=2": "tests/runs/test_repacked.py does it",
     "python -m trainer +recipe=tiny parallel.sequence.size=2": "tests/runs/test_equality.py does it",
+    "python -m trainer run.dir=runs/mine trainer.steps=25": "tests/faults/test_restarts.py does it",
     "python -m benchmarks.trip": "tests/benchmarks/trip runs a small one",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }

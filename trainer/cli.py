@@ -19,9 +19,10 @@ from trainer.compose import run_jobs
 from trainer.config import Config, build_config
 from trainer.data import check_enough, fingerprint
 from trainer.errors import CONFIG, DATA, DONE, ConfigError, RunError
-from trainer.launch import CHAIN, decide, slurm_environment, start_ranks, stopped_early
+from trainer.launch import CHAIN, decide, slurm_environment
 from trainer.plan import make_plan
 from trainer.plugins import tasks
+from trainer.ranks import start_ranks, stopped_early
 from trainer.run import check_task, make_task
 from trainer.work import is_work
 
@@ -94,9 +95,7 @@ def _run_job(
         goes_on(progress, DataIdentity(trainer.seed, fingerprint(samples)), trainer.change_data)
     if stop.requested():
         return stopped_early()
-    if place.world_size == 1 and not sweep:
-        return worker.run(payload)
-    return start_ranks(payload, place.world_size, run_dir)
+    return _start(config, payload, place.world_size, run_dir, sweep)
 
 
 def _start_work(
@@ -115,7 +114,14 @@ def _start_work(
     check_task(task)
     if stop.requested():
         return stopped_early()
-    if world_size == 1 and not sweep:
+    return _start(config, payload, world_size, run_dir, sweep)
+
+
+def _start(
+    config: Config, payload: dict[str, Any], world_size: int, run_dir: Path, sweep: bool
+) -> int:
+    """One rank runs here, for a debugger, unless this process has to outlive it."""
+    if world_size == 1 and not sweep and not config.launch.max_restarts:
         return worker.run(payload)
     return start_ranks(payload, world_size, run_dir)
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from trainer.errors import FAILED
+from trainer.peers import wake_peers
 
 
 def end_rank(error: Exception) -> None:
@@ -35,6 +36,7 @@ def report(code: int, text: str) -> int:
         file = Path(folder) / f"rank-{rank}.json"
         file.with_suffix(".part").write_text(json.dumps(record))  # the launcher may end this rank
         os.replace(file.with_suffix(".part"), file)
+        wake_peers(Path(folder))
         print(text, file=sys.stderr) if rank != "0" else None  # into the rank's own file
     elif code == FAILED and "TORCHELASTIC_ERROR_FILE" not in os.environ:
         print(f"rank {rank} lost its peers" if _lost_peers() else text, file=console())

@@ -8,21 +8,13 @@
 | one rank | it runs in this process, so that a debugger works |
 """
 
-import json
-import os
 import re
-import signal
-import sys
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from configs.values import at_least
 from parallel.mesh import ParallelConfig
-from trainer import stop
-from trainer.errors import FAILED, STOPPED, ConfigError
+from trainer.errors import ConfigError
 
 EXCHANGE = "SPRINGTIDE_EXCHANGE"
 """Environment variable with the private folder that a launcher and its ranks share: the composed
@@ -40,10 +32,14 @@ class LaunchConfig:
     """What trainer.dry_run plans for: h200, h100, a100 ... or cpu; null: the GPUs of this machine."""
     timeout: float = 600.0
     """Seconds after which a collective that does not complete ends the job."""
+    max_restarts: int = 0
+    """After a failure, start the ranks again from the newest checkpoint, up to so many times without a
+    new checkpoint in between."""
 
     def __post_init__(self) -> None:
         if self.nproc is not None:
             at_least("launch.nproc", self.nproc, 1)
+        at_least("launch.max_restarts", self.max_restarts, 0)
         if not 1 <= self.timeout <= 10**7:
             raise ValueError(
                 f"launch.timeout={self.timeout}: set launch.timeout to 1 to 10000000 s"
@@ -89,6 +85,7 @@ def decide(
                 f"launch.nproc={launch.nproc}, but torchrun started {local} ranks on this machine: "
                 "leave launch.nproc unset under torchrun"
             )
+        _refuse_restarts(launch, "torchrun starts the ranks: give it --max-restarts")
         return Place("torchrun", int(env["WORLD_SIZE"]))
     tasks = int(env.get("SLURM_STEP_NUM_TASKS", "1"))
     if "SLURM_PROCID" in env and tasks > 1:
@@ -97,6 +94,7 @@ def decide(
                 f"launch.nproc={launch.nproc}, but this is one of {tasks} tasks of a SLURM step: "
                 "leave launch.nproc unset under srun"
             )
+        _refuse_restarts(launch, "SLURM starts the ranks: have it requeue the job")
         return Place("slurm", tasks)
     if launch.nproc is not None:
         if 0 < gpus < launch.nproc and not dry_run:
@@ -110,6 +108,15 @@ def decide(
     wanted = parallel.replicate * parallel.sequence.size * parallel.expert
     wanted *= parallel.shard or 1
     return Place("local", wanted if wanted > 1 or parallel.shard == 1 else 2)
+
+
+def _refuse_restarts(launch: LaunchConfig, instead: str) -> None:
+    """Only what starts ranks can start them again."""
+    if launch.max_restarts:
+        raise ConfigError(
+            f"launch.max_restarts={launch.max_restarts}, but {instead}, with run.dir and "
+            "trainer.resume=auto, and set launch.max_restarts=0"
+        )
 
 
 def slurm_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -146,91 +153,3 @@ def _expand_counts(text: str) -> list[int]:
         number, _, times = part.partition("(x")
         counts += [int(number)] * int(times.rstrip(")") or 1)
     return counts
-
-
-def start_ranks(payload: dict[str, Any], nproc: int, run_dir: Path) -> int:
-    """Start `nproc` ranks of this machine with torch's elastic launcher; returns the exit code.
-
-    A signal to this process leaves a note in the run folder that all ranks see at their next
-    batch; a second one ends this process, and the kernel its ranks. A rank that dies ends the
-    job: the others are given a few seconds, then killed.
-    """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig as ElasticConfig
-    from torch.distributed.launcher.api import elastic_launch
-
-    if stop.requested():
-        return stopped_early()
-    _silence_elastic()
-    with tempfile.TemporaryDirectory(prefix="springtide-") as scratch:
-        (Path(scratch) / PAYLOAD).write_text(json.dumps(payload))
-        os.environ[EXCHANGE] = scratch
-        os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
-        # Only torch newer than 2.11 has some of these; older ones then wait longer for stragglers.
-        optional: dict[str, Any] = {"signals_to_handle": "", "shutdown_timeout": 5}
-        known = {f.name for f in fields(ElasticConfig)}
-        # A free port: two runs on one host do not collide. The launcher shares this server, and on one
-        # node need not vote on who is there.
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, multi_tenant=True)
-        config = ElasticConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=nproc,
-            run_id=run_dir.name,
-            rdzv_backend="static",
-            rdzv_endpoint=f"localhost:{store.port}",
-            rdzv_configs={"rank": 0},
-            local_addr="localhost",
-            max_restarts=0,
-            logs_specs=DefaultLogsSpecs(log_dir=scratch),
-            **{name: value for name, value in optional.items() if name in known},
-        )
-        try:
-            # -P: a file of the user's named like one of our packages must not stand in for it.
-            elastic_launch(config, sys.executable)("-P", "-m", "trainer.worker")
-        except ChildFailedError as error:
-            code, text = _explain(error.failures, Path(scratch))
-            if text:
-                from trainer.watch.aftermath import note_failure
-
-                print(text, file=sys.stderr)
-                note_failure(run_dir, code, text)
-            return code
-        finally:
-            os.environ.pop(EXCHANGE, None)
-    return 0
-
-
-def _silence_elastic() -> None:
-    """The launcher's own logs repeat what `_explain` says once."""
-    import logging
-
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-
-
-def stopped_early() -> int:
-    """Say that there was nothing to save; returns the exit code."""
-    print("stopped before the first step; nothing to save: start again with the same command")
-    return STOPPED
-
-
-def _explain(failures: Mapping[int, Any], scratch: Path) -> tuple[int, str]:
-    """The exit code of a failed job, and its root cause, if that is not said yet.
-
-    A rank that a signal killed leaves no record, and its peers fail because it is gone; otherwise
-    the rank that failed first is the cause.
-    """
-    killed = [(rank, f) for rank, f in sorted(failures.items()) if f.exitcode < 0]
-    if killed:
-        rank, failure = killed[0]
-        name = signal.Signals(-failure.exitcode).name
-        hint = " (often the kernel, out of memory)" if name == "SIGKILL" else ""
-        return FAILED, f"rank {rank} was killed by {name}{hint}"
-    records = [json.loads(file.read_text()) for file in scratch.glob("rank-*.json")]
-    if not records:
-        codes = [failure.exitcode for failure in failures.values()]
-        return (STOPPED if STOPPED in codes else codes[0]), ""
-    first = min(records, key=lambda record: record["time"])
-    return int(first["code"]), str(first["text"])

@@ -8,6 +8,7 @@ thread comes back from waiting; so a thread is woken by the signal itself and lo
 import os
 import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from trainer.errors import FAILED
@@ -26,6 +27,13 @@ def leave_with_dead_peers(folder: Path, rank: int) -> None:
                 os._exit(FAILED)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def wake_peers(folder: Path) -> None:
+    """Let ranks in `folder` that somebody has stopped (SIGSTOP) go on, to hear that it is over."""
+    for file in folder.glob("pid-*"):
+        with suppress(OSError, ValueError):
+            os.kill(int(file.read_text()), signal.SIGCONT)
 
 
 def _alive(pid: int) -> bool:

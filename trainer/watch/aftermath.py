@@ -9,21 +9,24 @@ from trainer.watch.metrics import Metrics, read
 from trainer.watch.page import write_page
 
 
-def note_failure(run_dir: Path, code: int, text: str) -> None:
+def note_failure(run_dir: Path, code: int, text: str, since: float = 0.0) -> None:
     """Write the page of a run that failed, and the reason if its rank 0 has not; no rank is left.
 
     What rank 0 took for the reason, such as a peer that went away, gives way to what the launcher saw.
+    An end that was written before the time `since` is that of an earlier attempt, and stands.
     """
     file = run_dir / "metrics.jsonl"
     rows = read(file)
-    known = [row for row in rows if row["kind"] in ("start", "end")][-1:]
+    known = [row for row in rows if row["kind"] in ("start", "end")]
     if not known:  # it never began
         return
-    why = shortened(text)
+    last, why = known[-1], shortened(text)
+    own_end = last["kind"] == "end" and last.get("time", since) >= since
+    said = own_end and (last["code"] != FAILED or last["why"] == why)
     with suppress(OSError, ValueError):  # the failure itself is what is to be heard of
-        if known[0].get("code", FAILED) == FAILED and known[0].get("why") != why:
+        if not said:
             metrics, step = Metrics(file), rows[-1]["step"]
-            metrics.open(step, without=known[0] if known[0]["kind"] == "end" else None)
+            metrics.open(step, without=last if own_end else None)
             end = {"kind": "end", "step": step, "code": code, "why": why, "time": time.time()}
             metrics.write(end)
             metrics.close()

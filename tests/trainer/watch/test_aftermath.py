@@ -33,6 +33,16 @@ def test_a_reason_that_is_given_stands_and_a_run_that_never_began_has_none(tmp_p
     note_failure(tmp_path / "nowhere", 1, "words")
 
 
+def test_the_end_of_an_earlier_attempt_stands(tmp_path):
+    rows = [start(0), train(5), {**LOST, "time": 10.0}]
+    folder = make_run(tmp_path / "r", rows, [])
+    note_failure(folder, 4, "step-00000004 is damaged", since=20.0)
+    note_failure(folder, 4, "step-00000004 is damaged", since=20.0)
+    *before, end = read(folder / "metrics.jsonl")
+    assert before == rows
+    assert (end["code"], end["why"]) == (4, "step-00000004 is damaged")
+
+
 def test_who_and_what():
     assert shortened("rank 1 failed:\nTraceback\n  line\nError: 5\n") == "rank 1 failed: Error: 5"
     assert shortened("one line") == "one line"

@@ -1,0 +1,43 @@
+"""kill -9 at twenty moments of a run: none loses more than the steps since the last checkpoint."""
+
+import pytest
+
+from tests.faults.campaign import Campaign, undisturbed
+from tests.faults.inject import FIRST_RANK, PHASES, Fault
+
+pytestmark = pytest.mark.slow
+POINTS = [
+    Fault("kill", "data", 1, at=4),
+    Fault("kill", "agree", 0, at=3),
+    Fault("kill", "forward", 1, at=3),
+    Fault("kill", "all-gather", 0, at=9),
+    Fault("kill", "gathered", 1, at=9),
+    Fault("kill", "backward", 0, at=3),
+    Fault("kill", "reduce-scatter", 1, at=5),
+    Fault("kill", "norm", 0, at=3),
+    Fault("kill", "optimizer", 1, at=3),
+    Fault("kill", "report", 0, at=4),
+    Fault("kill", "evaluation", 1, at=1),
+    Fault("kill", "copy", 1, at=2),
+    Fault("kill", "shards", 1, at=2),
+    Fault("kill", "metadata", 0, at=2),
+    Fault("kill", "checksums", 0, at=2),
+    Fault("kill", "manifest", 0, at=2),
+    Fault("kill", "commit", 0, at=2),
+    Fault("kill", "pointer", 0, at=2),
+    Fault("kill", "purging", 0, at=2),
+    Fault("kill", "restore", 1, at=1),
+]
+
+
+def test_a_run_killed_at_twenty_moments_ends_as_if_it_had_not_been(tmp_path):
+    steps = 2 * len(POINTS) + 8
+    campaign = Campaign(tmp_path / "struck", undisturbed(tmp_path / "whole", steps), steps)
+    for fault in POINTS:
+        campaign.strike(fault)
+    campaign.finish()
+
+
+def test_every_moment_is_one_that_exists():
+    assert {fault.phase for fault in POINTS} <= set(PHASES)
+    assert set(PHASES) >= FIRST_RANK
