@@ -4,11 +4,13 @@
 """
 
 import inspect
+from datetime import timedelta
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.cuda import memory as cuda_memory
+from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -27,6 +29,15 @@ def check_private_apis() -> None:
             f"torch changed compute_local_shape_and_global_offset to {names}: springtide supports "
             f"torch {TESTED[0]} to {TESTED[1]}"
         )
+
+
+def limit_waits(seconds: float) -> None:
+    """Have collectives of every process group of this rank end after so long, like the default one's.
+
+    Groups of a mesh take torch's own default instead, half an hour on the CPU.
+    """
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def keep_memory_history(on: bool) -> None:

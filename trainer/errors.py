@@ -6,7 +6,7 @@
 | 1 | any other failure; the failing rank's traceback is shown |
 | 2 | configuration |
 | 3 | data |
-| 4 | checkpoint |
+| 4 | checkpoint, or the run folder cannot be written |
 | 5 | too many steps with a loss or gradient that was not finite |
 | 75 | stopped by a signal, saved; the last line says how to resume |
 """

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from collectives.host import all_sum, broadcast
 from parallel.fsdp import Chosen, choose_collectives, parallelize
 from parallel.mesh import build_mesh
-from parallel.torch_private import check_private_apis
+from parallel.torch_private import check_private_apis, limit_waits
 from parallel.weights import load_safetensors, materialize
 from recipes.task import DataError, Samples, Steering, Steers, Task, Training
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
@@ -210,13 +210,14 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         eval_samples=eval_samples,
         device=device,
         data_rank=data_parallel_rank(mesh),
-        saver=Saver(config.checkpoint, run_dir),
+        saver=Saver(config.checkpoint, run_dir, config.launch.timeout),
         guard=Guard(config.trainer.nonfinite_limit),
         watch=Watch(config, invocation, plan, run_dir, device, chosen),
     )
     job.saver.prepare(model, job.optimizer, device)
     try:
         job.steering = _steering(job, run_dir)
+        limit_waits(config.launch.timeout)
         checkpoint = find(config.trainer.resume, job.saver.checkpoints)
         if checkpoint is not None:
             job.restore(checkpoint)

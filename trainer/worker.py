@@ -3,14 +3,12 @@
 import json
 import os
 import sys
-import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from trainer import nccl, stop
-from trainer.errors import DATA, FAILED, RunError
-from trainer.failure import report
+from trainer.failure import in_words, report
 from trainer.peers import leave_with_dead_peers
 from trainer.startup import importing
 
@@ -39,7 +37,6 @@ def run(payload: dict[str, Any]) -> int:
     `payload` holds the composed `config`, the `kind` of launch and the `overrides` given.
     """
     with importing():
-        from recipes.task import DataError
         from trainer.config import build_config
         from trainer.launch import Invocation
         from trainer.loop import train
@@ -59,13 +56,8 @@ def run(payload: dict[str, Any]) -> int:
                 code = train(job)
                 stop.ignore()  # from here on, the launcher's goodbye is not a request
                 return code
-    except RunError as error:
-        return report(error.code, f"error: {error}")
-    except DataError as error:
-        return report(DATA, f"error: {error}")
-    except Exception:
-        rank = os.environ.get("RANK", "0")
-        return report(FAILED, f"rank {rank} failed:\n{traceback.format_exc()}")
+    except Exception as error:
+        return report(*in_words(error))
 
 
 def _alone(payload: dict[str, Any]) -> bool:

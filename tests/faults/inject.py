@@ -157,6 +157,6 @@ HAPPENINGS = {
     "raise": _fail,
     "memory": _run_out_of_memory,
     "damage": _damage,
-    "vanish": lambda: shutil.rmtree("r/checkpoints"),
+    "vanish": lambda: shutil.rmtree("r/checkpoints", ignore_errors=True),
     "remove data": lambda: Path("data.jsonl").unlink(),
 }

@@ -1,9 +1,12 @@
 """kill -9 at twenty moments of a run: none loses more than the steps since the last checkpoint."""
 
+import random
+
 import pytest
 
 from tests.faults.campaign import Campaign, undisturbed
 from tests.faults.inject import FIRST_RANK, PHASES, Fault
+from tests.faults.randomised import MOMENTS, strike_at_random
 
 pytestmark = pytest.mark.slow
 POINTS = [
@@ -38,6 +41,13 @@ def test_a_run_killed_at_twenty_moments_ends_as_if_it_had_not_been(tmp_path):
     campaign.finish()
 
 
+@pytest.mark.long
+def test_random_blows(tmp_path):
+    """`python -m tests.faults.randomised` does two hundred; the failure's output tells the seed."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    strike_at_random(tmp_path, 30, random.Random(seed))
+
+
 def test_every_moment_is_one_that_exists():
-    assert {fault.phase for fault in POINTS} <= set(PHASES)
-    assert set(PHASES) >= FIRST_RANK
+    assert {fault.phase for fault in POINTS} | FIRST_RANK | set(MOMENTS) <= set(PHASES)

@@ -1,10 +1,14 @@
 """Fails loudly when a new torch changes what `parallel.torch_private` relies on."""
 
+import time
+
+import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from parallel.torch_private import check_private_apis, dtensor_with, local_slices
+from parallel.torch_private import check_private_apis, dtensor_with, limit_waits, local_slices
 from tests.ranks import run_ranks
 
 
@@ -41,6 +45,23 @@ def check_other_values():
 
 def test_a_sharded_tensor_with_other_values():
     run_ranks(2, check_other_values)
+
+
+def check_silence():
+    """Even ranks of a mesh wait for odd ones, which do not come."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    limit_waits(1.0)
+    begin = time.monotonic()
+    if dist.get_rank() % 2 == 0:
+        with pytest.raises(RuntimeError, match="Timed out"):
+            dist.all_reduce(torch.ones(1), group=mesh["shard"].get_group())
+        assert time.monotonic() - begin < 30
+    else:
+        time.sleep(3)
+
+
+def test_groups_of_a_mesh_wait_no_longer_than_they_were_told():
+    run_ranks(4, check_silence)
 
 
 def test_fsdp2_is_one_that_tide_knows():

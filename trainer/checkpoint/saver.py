@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from trainer.checkpoint.folder import Checkpoints
 from trainer.checkpoint.staging import Staging, sizes_of
 from trainer.checkpoint.state import tensors_of
 from trainer.errors import CheckpointError
+from trainer.failure import waited_in_vain
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,14 @@ class Saved:
 
 
 class Saver:
-    """Writes the checkpoints of one run folder. Every rank makes the same calls."""
+    """Writes the checkpoints of one run folder. Every rank makes the same calls.
 
-    def __init__(self, config: CheckpointConfig, run_dir: Path) -> None:
+    A rank waits for the others for `timeout` seconds at most.
+    """
+
+    def __init__(self, config: CheckpointConfig, run_dir: Path, timeout: float = 600.0) -> None:
         self.config, self.checkpoints = config, Checkpoints(run_dir / "checkpoints")
+        self._timeout = timedelta(seconds=timeout)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: Future[Saved] | None = None
         self._staging: Staging | None = None
@@ -96,7 +102,7 @@ class Saver:
         self._on_first_rank(lambda: self.checkpoints.make_room(_size(state)))
         plain = {**progress, "device": device.type, "world_size": dist.get_world_size()}
         if self._group is None:  # a group of its own: the main thread goes on using the default one
-            self._group = dist.new_group(backend="gloo")
+            self._group = dist.new_group(backend="gloo", timeout=self._timeout)
         if self.config.background:
             if self._reserved is not None:
                 self._reserved.result()
@@ -136,7 +142,7 @@ class Saver:
             self._on_first_rank(lambda: self._commit(folder, files, progress), self._group)
         except (Exception, CheckpointException) as error:
             stop.ask()  # all ranks leave the loop together, and meet this error in `wait`
-            if isinstance(error, CheckpointError):
+            if isinstance(error, CheckpointError) or waited_in_vain(error):
                 raise
             raise CheckpointError(
                 f"cannot write {folder}: {_cause(error)}: free some space, or set another run.dir"

@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -256,7 +256,10 @@ class Watch:
         """Close files after a failure, without a word; a launcher of ours writes the page."""
         error = sys.exc_info()[1]
         why = f"{type(error).__name__}: {error}" if error is not None else None
-        self._end(self._last_step, getattr(error, "code", FAILED), why, EXCHANGE not in os.environ)
+        with suppress(OSError):  # a full disk may be the failure, and is not to hide another
+            self._end(
+                self._last_step, getattr(error, "code", FAILED), why, EXCHANGE not in os.environ
+            )
 
     def _end(self, number: int, code: int, why: str | None = None, page: bool = True) -> None:
         report_waits(None)
