@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -190,7 +190,7 @@ class _Files:
     def _file(self, name: str) -> Any:
         file = self._file_of[name]
         if file not in self._open:
-            self._open[file] = safe_open(self.folder / file, framework="pt")
+            self._open[file] = _opened(self.folder / file)
         return self._open[file]
 
 
@@ -198,10 +198,10 @@ def safetensors_index(folder: Path) -> dict[str, str]:
     """Which file of `folder` holds each tensor. Raises `ValueError` if there is none."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return dict(json.loads(index.read_text())["weight_map"])
+        return _read_index(index)
     found: dict[str, str] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as tensors:
+        with _opened(file) as tensors:
             found.update((name, file.name) for name in tensors.keys())  # noqa: SIM118
     if not found:
         raise ValueError(
@@ -209,3 +209,30 @@ def safetensors_index(folder: Path) -> dict[str, str]:
             "model.load_weights=false"
         )
     return found
+
+
+def _opened(file: Path) -> Any:
+    """A safetensors file. Raises `ValueError` if it is none, or cut."""
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"{file} cannot be read ({error}): restore it, or set model.path"
+        ) from error
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Which file holds each tensor, as an index of transformers' says. Raises `ValueError`."""
+    try:
+        found = json.loads(index.read_text())["weight_map"]
+        files = {str(name): str(file) for name, file in found.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{index} is not an index of safetensors files: restore it, or set model.path"
+        ) from error
+    for file in set(files.values()):
+        if Path(file).name != file or not (index.parent / file).is_file():
+            raise ValueError(
+                f"{index} names {file}, which is no file of its folder: restore it, or set model.path"
+            )
+    return files

@@ -226,7 +226,8 @@ class PretrainTask:
         config = self.hf_config.get_text_config()
         return {
             "model": f"{config.model_type}, {config.num_hidden_layers} layers x "
-            f"{config.hidden_size}, vocabulary {config.vocab_size:,}",
+            f"{config.hidden_size}, vocabulary {config.vocab_size:,}"
+            + ("; runs Python code of its own" if self.model_config.trust_remote_code else ""),
             **self.data.describe(self.data_config.tokenizer or "bytes"),
         }
 

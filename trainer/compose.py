@@ -33,6 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainer import plugins
 from trainer.config import known_keys, register_schema, unknown_keys
 from trainer.errors import ConfigError
+from trainer.targets import check_targets
 
 FLAGS = (
     "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
@@ -67,6 +68,7 @@ def run_jobs(
     register_schema()
     plugins.register()
     Plugins.instance().register(InstalledConfigs)
+    _check_foreign(arguments)
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path="pkg://configs", config_name="config")
@@ -101,6 +103,16 @@ def run_jobs(
         except yaml.YAMLError as error:  # such as a key that a file has twice
             raise ConfigError(f"cannot read YAML: {' '.join(str(error).split())}") from error
     return next((code for code in codes if code), 0)
+
+
+def _check_foreign(arguments: Sequence[str]) -> None:
+    """Look at YAML that is not ours before Hydra builds anything from it. Raises `ConfigError`."""
+    hydras = any(argument.lstrip("+~").startswith("hydra") for argument in arguments)
+    if not (hydras or _config_dirs(arguments) or plugins.config_packages()):
+        return
+    config = _compose_groups_only(arguments, hydra_node=True)
+    if config is not None:  # else Hydra finds the same thing wrong
+        check_targets(config)
 
 
 @contextmanager
@@ -225,22 +237,32 @@ GROUPS = (
 )  # fmt: skip
 
 
-def _compose_groups_only(arguments: Sequence[str]) -> DictConfig | None:
-    """The configuration without the values given: which keys there are. None if that fails too."""
+def _compose_groups_only(arguments: Sequence[str], hydra_node: bool = False) -> DictConfig | None:
+    """The configuration without the values given: which keys there are. None if that fails too.
+
+    With `hydra_node`, Hydra's own part of it is there, and so are the values given for that.
+    """
     from hydra.core.global_hydra import GlobalHydra
 
     words = [a for a in arguments if "=" in a and not a.startswith("-")]
-    groups = [w for w in words if w.lstrip("+~").split("=")[0] in GROUPS and "," not in w]
+    groups = [w for w in words if _is_choice(w, hydra_node) and "," not in w]
     folders = [
         f"file://{Path(word.split('=', 1)[1]).absolute()}" for word in _config_dirs(arguments)
     ]
-    groups += [f"hydra.searchpath=[{','.join(folders)}]"]
+    if not any(word.startswith("hydra.searchpath=") for word in groups):
+        groups += [f"hydra.searchpath=[{','.join(folders)}]"]
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module(version_base="1.3", config_module="configs"):
-            return hydra.compose("config", overrides=groups)
+            return hydra.compose("config", overrides=groups, return_hydra_config=hydra_node)
     except (HydraException, OmegaConfBaseException, ValueError):
         return None
+
+
+def _is_choice(word: str, hydra_node: bool) -> bool:
+    """Whether an argument chooses in a group, or, if that is asked for, is about Hydra itself."""
+    key = word.lstrip("+~").split("=")[0]
+    return key in GROUPS or (hydra_node and key.startswith("hydra"))
 
 
 def _config_dirs(arguments: Sequence[str]) -> list[str]:

@@ -69,7 +69,12 @@ def _make(path: Path, fresh: bool = False) -> bool:
 
 def lock(path: Path) -> None:
     """Hold the run folder for this process. Raises `ConfigError` if another run has it."""
-    file = (path / ".lock").open("a+")
+    try:
+        file = (path / ".lock").open("a+")
+    except OSError as error:
+        raise ConfigError(
+            f"run.dir={path} cannot be written ({error.strerror}): set run.dir"
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -22,7 +22,7 @@ EVERY = 2
 """Steps between two checkpoints."""
 COMMON = (
     *SMALL, "model.num_layers=1", f"checkpoint.every={EVERY}", "trainer.eval_every=4",
-    "trainer.eval_samples=4", "trainer.resume=auto", "run.dir=r", "launch.timeout=5",
+    "trainer.eval_samples=4", "trainer.resume=auto", "run.dir=r", "launch.timeout=10",
 )  # fmt: skip
 
 

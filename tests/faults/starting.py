@@ -5,6 +5,7 @@ which the agent starts a new interpreter for a rank, forks this process instead,
 everything. A run of two ranks then takes two CPU seconds instead of twelve.
 """
 
+import multiprocessing
 import os
 import re
 import signal
@@ -50,6 +51,7 @@ def _become(env):
     os.setsid()
     os.environ.clear()
     os.environ.update(env)
+    multiprocessing.set_start_method("fork", force=True)  # of data workers, as in a new interpreter
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     from trainer import rundir, stop, worker

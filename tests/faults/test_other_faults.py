@@ -15,15 +15,15 @@ from tests.runs.helpers import finish, metrics, reached, wait_for
 
 pytestmark = pytest.mark.slow
 FULL = "No space left on device"
-TIMEOUT = 5
+TIMEOUT = 10
 """Seconds, `launch.timeout` in `COMMON`."""
 
 
 BLOWS = [
-    (Fault("stop", "forward", 1, at=3), 1, "rank 1 was silent for 5 s"),
-    (Fault("stop", "data", 1, at=3), 1, "rank 0 lost its peers: Timed out waiting 5000ms"),
-    (Fault("stop", "commit", 0, at=1), 1, "rank 1 lost its peers: Timed out waiting 5000ms"),
-    (Fault("hang", "optimizer", 1, at=3), 1, "rank 0 lost its peers: Timed out waiting 5000ms"),
+    (Fault("stop", "forward", 1, at=3), 1, "rank 1 was silent for 10 s"),
+    (Fault("stop", "data", 1, at=3), 1, "rank 0 lost its peers: Timed out waiting 10000ms"),
+    (Fault("stop", "commit", 0, at=1), 1, "rank 1 lost its peers: Timed out waiting 10000ms"),
+    (Fault("hang", "optimizer", 1, at=3), 1, "rank 0 lost its peers: Timed out waiting 10000ms"),
     (Fault("exit", "forward", 1, at=3), 1, "rank 1 is gone"),
     (Fault("memory", "backward", 0, at=3), 1, "rank 0 ran out of memory: set trainer.micro_batch"),
     (Fault("ENOSPC", "shards", 1, at=2), 4, FULL),
