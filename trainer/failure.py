@@ -73,8 +73,13 @@ def report(code: int, text: str) -> int:
     if folder is not None:
         record = {"time": time.time(), "code": code, "text": text}
         file = Path(folder) / f"rank-{rank}.json"
-        file.with_suffix(".part").write_text(json.dumps(record))  # the launcher may end this rank
-        os.replace(file.with_suffix(".part"), file)
+        try:
+            file.with_suffix(".part").write_text(
+                json.dumps(record)
+            )  # the launcher may end this rank
+            os.replace(file.with_suffix(".part"), file)
+        except OSError:  # the disk of temporary files is full
+            print(text, file=console())
         wake_peers(Path(folder))
         print(text, file=sys.stderr) if rank != "0" else None  # into the rank's own file
     elif code == FAILED and "TORCHELASTIC_ERROR_FILE" not in os.environ:
@@ -82,7 +87,9 @@ def report(code: int, text: str) -> int:
         print(f"rank {rank} lost its peers" if lost else text, file=console())
     elif code != FAILED and rank == "0":
         print(text, file=console())
-    if "TORCHELASTIC_ERROR_FILE" in os.environ and sys.exc_info()[1] is not None:
+    told = folder is None and "TORCHELASTIC_ERROR_FILE" in os.environ
+    if told and sys.exc_info()[1] is not None:
+        # Not for our launcher: a rank killed while it writes this file would take the launcher along.
         from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
         get_error_handler().record_exception(sys.exc_info()[1])  # type: ignore[arg-type]
