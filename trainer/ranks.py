@@ -78,6 +78,7 @@ def _attempt(payload: dict[str, Any], nproc: int, run_dir: Path) -> Ended:
     with tempfile.TemporaryDirectory(prefix="springtide-") as scratch:
         (Path(scratch) / PAYLOAD).write_text(json.dumps(payload))
         os.environ[EXCHANGE] = scratch
+        _record_flights(run_dir)
         os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
         # Only torch newer than 2.11 has some of these; older ones then wait longer for stragglers.
         optional: dict[str, Any] = {"signals_to_handle": "", "shutdown_timeout": GRACE}
@@ -120,6 +121,23 @@ def _private_port() -> tuple[int, int]:
     server.bind(("127.0.0.1", 0))
     server.listen(4096)
     return server.getsockname()[1], server.detach()
+
+
+def _record_flights(run_dir: Path) -> None:
+    """Have NCCL's last collectives written into the run folder when one of them times out.
+
+    torchfrtrace, which comes with torch, reads them. What the environment says already, stands.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        (run_dir / "nccl").mkdir(exist_ok=True)
+        for name, value in (
+            ("TORCH_FR_BUFFER_SIZE", "2000"),
+            ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+            ("TORCH_FR_DUMP_TEMP_FILE", str(run_dir / "nccl" / "rank_")),
+        ):
+            os.environ.setdefault(name, value)
 
 
 def _silence_elastic() -> None:

@@ -9,6 +9,8 @@ runs/tiny-20261129-101500/
     wandb/           offline until you sync it
     tensorboard/     with logging.tensorboard=true
     profile/         with trainer.profile.steps
+    stalls/          stacks of ranks in a step that took too long
+    nccl/            the last collectives before a timeout, on GPUs
 """
 
 import fcntl

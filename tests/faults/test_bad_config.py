@@ -97,7 +97,7 @@ def check_plan_or_error(recipe, changes):
 
 def names_a_key(said, recipe, changes):
     """One that was set, or the one that does not go with it."""
-    words = [key.rpartition(".")[2] for key in changes]
+    words = [word for key in changes for word in key.split(".")]  # a group, too: collectives=tide
     return any(word in said for word in (*words, *keys(recipe)))
 
 

@@ -98,6 +98,11 @@ class Clock:
         self._marks: list[tuple[str | None, Any]] = []
         self._inside: list[str] = []
 
+    @property
+    def inside(self) -> str | None:
+        """The part of the step that is under way; other threads may ask, too."""
+        return next(reversed(list(self._inside)), None)
+
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         """What is done inside is this part of the step; profiles show it by this name."""

@@ -29,12 +29,19 @@ class LoggingConfig:
 
     every: int = 10
     """Report every so many steps; between reports no step waits for the device."""
+    stall: float = 10.0
+    """Say where every rank is when a step takes so many times its median, and ten seconds; 0: never."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     tensorboard: bool = False
     """Also write TensorBoard's event files (needs the extra `tensorboard`)."""
 
     def __post_init__(self) -> None:
         at_least("logging.every", self.every, 1)
+        if not (self.stall == 0 or 1 < self.stall < 10**6):
+            raise ValueError(
+                f"logging.stall={self.stall}: set logging.stall to more than 1 and less than 1000000, "
+                "or to 0"
+            )
         if self.tensorboard and find_spec("tensorboard") is None:
             raise ValueError(
                 "logging.tensorboard=true, but TensorBoard is not installed: pip install "

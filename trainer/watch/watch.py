@@ -27,6 +27,7 @@ from trainer.guard import Guard
 from trainer.launch import CHAIN, EXCHANGE, Invocation
 from trainer.optim import learning_rate
 from trainer.plan import Plan
+from trainer.process import console
 from trainer.watch.clock import make_clock
 from trainer.watch.goodput import first_start, productive_seconds
 from trainer.watch.header import header_lines, print_header, short_path, versions
@@ -36,6 +37,7 @@ from trainer.watch.profile import Profile
 from trainer.watch.progress import ProgressLine, short
 from trainer.watch.record import Record
 from trainer.watch.redact import redact, redact_override
+from trainer.watch.stall import Stalls
 
 _STARTED = time.time()
 """Of this process, nearly: before the ranks meet and the model is built."""
@@ -65,6 +67,10 @@ class Watch:
         self.profile = Profile(
             config.trainer.profile, run_dir / "profile", dist.get_rank(), device, self._say
         )
+        self._stalls = Stalls(
+            config.logging.stall, run_dir / "stalls", dist.get_rank(), plan.world_size,
+            lambda: self.clock.inside, self._speak,
+        )  # fmt: skip
         self._productive = 0.0
         self._first_start = _STARTED
         self._last_step = 0
@@ -72,6 +78,13 @@ class Watch:
     def _say(self, text: str) -> None:
         if dist.get_rank() == 0:
             self._progress.say(text)
+
+    def _speak(self, text: str) -> None:
+        """From whichever rank: the first one may be what hangs."""
+        if dist.get_rank() == 0:
+            self._progress.say(text)
+        else:
+            print(text, file=console(), flush=True)
 
     def open(self, task: Task, model: nn.Module, step: int, resumed: Path | None) -> None:
         """Print the header and open the files, at the start or after a resume at `step`."""
@@ -130,6 +143,7 @@ class Watch:
 
     def step(self, number: int, step: Step, outcome: Outcome, guard: Guard) -> None:
         """Note a step; report when it is time, which is when the host waits for the device."""
+        self._stalls.step(number)
         interval = self._interval
         interval.outcomes.append(outcome)
         interval.tokens += step.count
@@ -177,6 +191,7 @@ class Watch:
         if not self._waits_known:
             row["communication_seconds"] = None
         self._interval = Interval(since=now)
+        self._stalls.report(seconds / interval.steps)
         if self._record is not None:
             pace = (now - self._begun) / max(number - self._first_step, 1)
             self._progress.update(row, pace * (self.plan.steps - number))
@@ -219,6 +234,7 @@ class Watch:
     @contextmanager
     def paused(self, pause: str = "saving") -> Iterator[None]:
         """Time in here (`saving`, `evaluation`) is not training time."""
+        self._stalls.pause()
         if self.device.type == "cuda":  # what is queued is training, and counts
             torch.cuda.synchronize(self.device)
         begin = time.monotonic()
@@ -263,6 +279,7 @@ class Watch:
 
     def _end(self, number: int, code: int, why: str | None = None, page: bool = True) -> None:
         report_waits(None)
+        self._stalls.close()
         self._progress.close()
         self.profile.close()
         if self._record is not None:
