@@ -144,9 +144,9 @@ class Saver:
             stop.ask()  # all ranks leave the loop together, and meet this error in `wait`
             if isinstance(error, CheckpointError) or waited_in_vain(error):
                 raise
-            raise CheckpointError(
-                f"cannot write {folder}: {_cause(error)}: free some space, or set another run.dir"
-            ) from error
+            cause = _first(error)
+            hint = ": free some space, or set another run.dir" if isinstance(cause, OSError) else ""
+            raise CheckpointError(f"cannot write {folder}: {_said(error)}{hint}") from error
         return Saved(step, self.checkpoints.of_step(step), time.monotonic() - begin)
 
     def _describe_shards(self, folder: Path) -> dict[str, Any]:
@@ -196,11 +196,15 @@ def _size(state: Mapping[str, Any]) -> int:
     )
 
 
-def _cause(error: BaseException) -> str:
-    """The first line that says something, of an error that wraps those of all ranks."""
+def _first(error: BaseException) -> BaseException:
+    """The first rank's own, of an error that wraps those of all ranks."""
     failures = getattr(error, "failures", None)
-    if failures:
-        rank, (inner, _) = sorted(failures.items())[0]
-        return f"rank {rank}: {type(inner).__name__}: {str(inner).splitlines()[0] if str(inner) else ''}"
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+    return sorted(failures.items())[0][1][0] if failures else error
+
+
+def _said(error: BaseException) -> str:
+    """Its first line that says something, and whose it is."""
+    failures, inner = getattr(error, "failures", None), _first(error)
+    whose = f"rank {min(failures)}: " if failures else ""
+    lines = str(inner).splitlines()
+    return f"{whose}{type(inner).__name__}: {lines[0] if lines else ''}"

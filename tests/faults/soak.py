@@ -1,0 +1,120 @@
+"""A run under random faults, restarted by its launcher: `python -m tests.faults.soak --minutes 30`.
+
+    python -m tests.faults.soak --minutes 10 --every 60
+
+Every so often a rank is killed, stopped or asked for a fault at a random moment, while memory, open files and
+shared memory of the launcher are noted; at the end every figure and the last checkpoint are those of a run
+that nobody disturbed.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults.campaign import COMMON, Campaign
+from tests.faults.starting import SHARED, begin, check_nothing_left, run
+from tests.runs.helpers import children, finish, metrics
+
+SETTINGS = (
+    "checkpoint.every=20",
+    "trainer.eval_every=100",
+    "logging.every=10",
+    "launch.timeout=20",
+)
+
+
+def readings(pid):
+    """Of the launcher: resident memory in MiB, open files, children; and names in /dev/shm of torch."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident = next(
+        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
+    )
+    files = len(os.listdir(f"/proc/{pid}/fd"))
+    shared = sum(file.name.startswith("torch_") for file in SHARED.iterdir())
+    return {
+        "mib": round(resident / 1024),
+        "files": files,
+        "ranks": len(children(pid)),
+        "shm": shared,
+    }
+
+
+def strike(pid, chance):
+    """A signal to a random rank; one that is stopped stays so, beyond the timeout."""
+    ranks = children(pid)
+    if not ranks:
+        return None
+    number = chance.choice([signal.SIGKILL] * 4 + [signal.SIGSTOP, signal.SIGSEGV, signal.SIGABRT])
+    victim = chance.choice(ranks)
+    os.kill(victim, number)
+    return signal.Signals(number).name
+
+
+def soak(folder, minutes, every, chance, say):
+    """Strike until the time is over, let the run end, and compare; returns the readings."""
+    struck, end = folder / "struck", time.monotonic() + 60 * minutes
+    struck.mkdir()
+    words = [*COMMON, *SETTINGS, "trainer.steps=1000000", "launch.max_restarts=5"]
+    process = begin(*words, cwd=struck)
+    notes, blows = [], []
+    while time.monotonic() < end and process.returncode is None:
+        time.sleep(every * chance.uniform(0.5, 1.5))
+        notes.append(
+            {**readings(process.pid), "step": (metrics(struck / "r") or [{"step": 0}])[-1]["step"]}
+        )
+        if blow := strike(process.pid, chance):
+            blows.append(blow)
+            say(f"{len(blows):3} {blow:8} {json.dumps(notes[-1])}")
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process, 120)
+    steps = metrics(struck / "r")[-1]["step"] // 100 * 100 + 100
+    say(f"stopped with {code}; both runs to step {steps}")
+    whole = folder / "whole"
+    whole.mkdir()
+    code, output = run(
+        *COMMON, *SETTINGS, f"trainer.steps={steps}", "checkpoint.keep=2", cwd=whole, timeout=3600
+    )
+    assert code == 0, output
+    code, output = run(*COMMON, *SETTINGS, f"trainer.steps={steps}", cwd=struck, timeout=3600)
+    assert code == 0, output
+    check_nothing_left(set(SHARED.iterdir()), struck)
+    return notes, blows, steps
+
+
+def compare(folder, steps):
+    """Every figure of every step, and the last checkpoint."""
+    campaign = Campaign.__new__(Campaign)
+    campaign.reference, campaign.run_dir = folder / "whole" / "r", folder / "struck" / "r"
+    campaign.compare("the soak")
+    assert metrics(campaign.run_dir)[-1]["step"] == steps
+
+
+def main():
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument(
+        "--every", type=float, default=60, help="seconds between faults, on average"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        notes, blows, steps = soak(
+            folder, options.minutes, options.every, random.Random(options.seed),
+            lambda text: print(text, flush=True),
+        )  # fmt: skip
+        compare(folder, steps)
+    print(json.dumps({"first": notes[0], "last": notes[-1], "blows": len(blows), "steps": steps}))
+    print("equal bit for bit")
+
+
+if __name__ == "__main__":
+    import tests.conftest  # noqa: F401 - the environment of tests
+
+    main()
