@@ -51,6 +51,9 @@ class TrainerConfig:
     """Refuse operations whose result depends on timing; slower."""
     nonfinite_limit: int = 5
     """End after so many steps in a row whose loss or gradient is not finite."""
+    check_replicas: int = 0
+    """Compare the copies of the weights (`parallel.replicate`) every so many steps, and before every
+    checkpoint; a difference ends the run. 0: never."""
     resume: str = "never"
     """never; auto: from the run folder's newest checkpoint, if there is one; or a checkpoint folder."""
     change_data: bool = False
@@ -66,6 +69,7 @@ class TrainerConfig:
             if getattr(self, name) is not None:
                 at_least(f"trainer.{name}", getattr(self, name), 1)
         at_least("trainer.nonfinite_limit", self.nonfinite_limit, 1)
+        at_least("trainer.check_replicas", self.check_replicas, 0)
         window = self.profile.steps
         if window is not None and window[0] > self.steps:
             raise ValueError(

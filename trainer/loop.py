@@ -30,6 +30,7 @@ def train(job: Job) -> int:
         state.samples += trainer.batch_size
         if job.steering is not None:
             job.steering.after_step(state.step, outcome.norm)
+        job.check()
         job.watch.step(state.step, step, outcome, job.guard)
         job.report_saves()
         if job.evaluation_due() and not run_evaluation(job):

@@ -52,6 +52,11 @@ def make_plan(
         raise ConfigError(
             f"{key}={shape[axis]}: task {config.task.name} cannot run on the axis {axis}: set {key}=1"
         )
+    if trainer.check_replicas and shape.get("replicate", 1) == 1:
+        raise ConfigError(
+            f"trainer.check_replicas={trainer.check_replicas}, but there is one copy of the weights: "
+            "set trainer.check_replicas=0, or parallel.replicate to 2 or more"
+        )
     ranks = data_parallel_size(shape)
     if trainer.batch_size % ranks:
         near = max(round(trainer.batch_size / ranks), 1) * ranks

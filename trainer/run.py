@@ -31,6 +31,7 @@ from trainer.launch import Invocation
 from trainer.optim import build_optimizer, learning_rate
 from trainer.plan import Plan, make_plan
 from trainer.plugins import own_nodes, tasks
+from trainer.replicas import check_replicas
 from trainer.sharing import share_samples
 from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
@@ -110,8 +111,16 @@ class Job:
         """Begin a checkpoint of this moment, unless there is one."""
         if self.saved_step != self.state.step:
             with self.watch.paused():
+                if self.config.trainer.check_replicas:
+                    check_replicas(self.model, self.state.step)
                 self._begin_save()
             self.saved_step = self.state.step
+
+    def check(self) -> None:
+        """Compare the copies of the weights, if it is time."""
+        every, step = self.config.trainer.check_replicas, self.state.step
+        if every and step % every == 0:
+            check_replicas(self.model, step)
 
     def finish_save(self) -> None:
         """Wait until the save under way, if any, is on the disk, and report it."""
