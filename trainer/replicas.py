@@ -43,13 +43,13 @@ def check_replicas(model: nn.Module, step: int) -> None:
         if odd := odd_ranks(of_ranks):
             raise ReplicaError(
                 f"after step {step} the copies of {name} differ: other bits on rank "
-                f"{', '.join(map(str, odd))}, whose memory or arithmetic is at fault; checkpoints are of "
-                "copies that agreed"
+                f"{', '.join(map(str, odd))}, whose memory or arithmetic is at fault; checkpoints "
+                "are of copies that agreed"
             )
 
 
 def odd_ranks(parts: Sequence[Part]) -> list[int]:
-    """Ranks whose sum is not that of most ranks with the same part; all of them where there is no most."""
+    """Ranks whose sum is not that of most ranks with the same part; all, where there is no most."""
     found = []
     for place in dict.fromkeys(place for place, _ in parts):
         holders = {rank: total for rank, (at, total) in enumerate(parts) if at == place}

@@ -113,7 +113,7 @@ def read_parquet(file: Path, columns: Sequence[str], bad: BadRows) -> Iterator[R
                         yield Row(f"{file}:{number}", value)
                     else:
                         bad.add(f"{file}:{number}", f"not UTF-8 ({value.reason})")
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:  # the latter of a column's name
         raise DataError(f"cannot read {file}: {str(error).splitlines()[0]}") from error
 
 

@@ -77,8 +77,8 @@ class FolderTokenizer:
         self.path = path
         try:
             self.hf: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # a damaged file: the library raises whatever it stumbles over
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(
                 f"data.tokenizer={path} cannot be loaded ({reason}): set data.tokenizer to a "
                 "folder with a tokenizer, or to null for bytes"
