@@ -100,7 +100,7 @@ def check_one_error(fault: Fault, code, output):
         assert f"rank {fault.rank} was killed by SIGKILL" in output, output
         assert "Traceback" not in output, output
     elif fault.what in ("raise", "memory") and code == 4:  # while a checkpoint was written
-        assert re.findall("^error: cannot write ", output, re.M), output
+        assert re.findall("^error: cannot (?:write|read) ", output, re.M), output
     elif fault.what in ("raise", "memory"):
         assert code == 1, output
         assert len(re.findall(rf"^rank {fault.rank} failed:", output, re.M)) == 1, output

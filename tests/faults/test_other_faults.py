@@ -29,6 +29,7 @@ BLOWS = [
     (Fault("ENOSPC", "shards", 1, at=2), 4, FULL),
     (Fault("ENOSPC", "manifest", 0, at=2), 4, FULL),
     (Fault("EROFS", "room", 0, at=2), 4, "Read-only file system"),
+    (Fault("raise", "commit", 0, at=1), 4, "RuntimeError: this rank was told to fail"),
     (Fault("EIO", "pointer", 0, at=2), 4, "Input/output error"),
     (Fault("ENOSPC", "report", 0, at=4), 4, f"rank 0 cannot write: {FULL}"),
 ]

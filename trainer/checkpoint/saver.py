@@ -155,11 +155,13 @@ class Saver:
         try:
             own: Any = {p.name: manifest.describe_file(p) for p in folder.glob(f"__{rank}_*")}
         except OSError as error:  # the others are waiting, and must hear of it
-            own = f"cannot read {folder} again: rank {rank}: {error.strerror}"
+            own = f"cannot read {folder} again: rank {rank}: {error.strerror}: set another run.dir"
+        except Exception as error:
+            own = f"cannot read {folder} again: rank {rank}: {_said(error)}"
         parts = gather_objects(own, self._group)
         for part in parts:
             if isinstance(part, str):
-                raise CheckpointError(f"{part}: set another run.dir")
+                raise CheckpointError(part)
         return {name: entry for part in parts for name, entry in part.items()}
 
     def _commit(self, folder: Path, files: dict[str, Any], progress: dict[str, Any]) -> None:
@@ -184,6 +186,8 @@ class Saver:
             except OSError as error:
                 where = self.checkpoints.path
                 problem = f"cannot write under {where}: {error.strerror}: set run.dir"
+            except Exception as error:  # whatever it is, the others wait for this rank
+                problem = f"cannot write under {self.checkpoints.path}: {_said(error)}"
         if problem := broadcast(problem, group):
             raise CheckpointError(problem)
 
