@@ -235,10 +235,22 @@ def _connect(
             link.connect(addresses[members[peer]])
             link.sendall(struct.pack("=I", rank))
             links[peer] = link
-        for _ in range(rank + 1, world_size):
+        while len(links) < world_size - 1:
             link, _ = listener.accept()
+            if not of_this_user(link):  # an address without a file has no permissions either
+                link.close()
+                continue
             link.settimeout(timeout)
             (peer,) = struct.unpack("=I", link.recv(4, socket.MSG_WAITALL))
             links[peer] = link
         listener.close()
     return links
+
+
+def of_this_user(link: socket.socket) -> bool:
+    """Whether the process at the other end is this user's, where the system tells."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.getuid())

@@ -90,6 +90,8 @@ def compare(folder, steps):
     """Every figure of every step, and the last checkpoint."""
     campaign = Campaign.__new__(Campaign)
     campaign.reference, campaign.run_dir = folder / "whole" / "r", folder / "struck" / "r"
+    for row, same in zip(metrics(campaign.run_dir), metrics(campaign.reference), strict=True):
+        assert (row["step"], row["loss"]) == (same["step"], same["loss"]), f"{row} is not {same}"
     campaign.compare("the soak")
     assert metrics(campaign.run_dir)[-1]["step"] == steps
 
@@ -102,9 +104,10 @@ def main():
         "--every", type=float, default=60, help="seconds between faults, on average"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="keep both runs there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = options.folder or Path(name)
         notes, blows, steps = soak(
             folder, options.minutes, options.every, random.Random(options.seed),
             lambda text: print(text, flush=True),

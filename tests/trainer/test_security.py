@@ -8,12 +8,14 @@ look at temporary files (`tests/faults/test_other_faults.py`).
 import json
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from collectives.symmetric.shm import of_this_user
 from models.causal_lm import CausalLMConfig, transformers_config
 from parallel.weights import safetensors_index
 from recipes.task import DataError
@@ -162,6 +164,14 @@ def test_the_ranks_of_one_machine_meet_where_others_cannot_reach_them():
         assert f"00000000:{port:04X}" not in listening
     finally:
         os.close(descriptor)
+
+
+def test_a_rank_talks_to_processes_of_its_own_user_only(monkeypatch):
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        assert of_this_user(one)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        assert not of_this_user(one)
 
 
 def test_a_run_folder_that_cannot_be_written_is_an_error_with_a_key(tmp_path):
