@@ -42,6 +42,7 @@ def test_a_killed_rank_and_a_damaged_checkpoint_in_one_run(whole, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_always_fails_at_one_step_ends(tmp_path):
     words = [*COMMON, "trainer.steps=4", "launch.max_restarts=1", "trainer.resume=never"]
     code, output = run(*words, cwd=tmp_path, fault=Fault("raise", "forward", 1, at=2))
