@@ -13,6 +13,7 @@ with importing():  # what is frozen here is not copied when a rank collects garb
         "recipes.sft",
         "torch.distributed.checkpoint.state_dict",
         "torch.distributed.fsdp",
+        "torch.distributed.run",
         "trainer.cli",
         "trainer.loop",
         "transformers.models.bert.modeling_bert",
