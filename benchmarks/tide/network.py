@@ -63,7 +63,7 @@ def main() -> None:
             seconds = clock(action, device)
             moved = nbytes * (size - 1 if name == "gather" else 1)
             rows.append({"what": name, "nbytes": nbytes, "ms": round(1000 * seconds, 4),
-                         "GB/s": round(moved / seconds / 1e9, 1)})  # fmt: skip
+                         "GB/s": round(moved / seconds / 1e9, 3)})  # fmt: skip
     if dist.get_rank() == 0:
         summary = {
             str(one["nbytes"]): round(one["GB/s"] / other["GB/s"], 3)
