@@ -68,8 +68,8 @@ ELSEWHERE = {
 }
 """Commands that are not run here, by their beginning, and what runs instead."""
 
-SHORT = ("trainer.eval_samples=8", "trainer.batch_size=4")
-"""Added to runs that do not say it themselves: evaluations and steps that take no time."""
+SHORT = ("trainer.eval_samples=8", "trainer.batch_size=4", "logging.wandb.mode=disabled")
+"""Added to runs that do not say it themselves: steps and evaluations take no time, wandb is not imported."""
 
 
 def blocks(page):
@@ -139,11 +139,13 @@ def test_commands_run(page, block, workplace):
 
 
 def perform(command, folder, environment):
-    """What bash would do with it, but runs are forked; `make train` starts all of its processes."""
+    """What bash would do with it, but Python is forked; `make train` starts all of its processes."""
     words = shlex.split(command, comments=True)
-    if words[:3] == ["python", "-m", "trainer"]:
-        run = program if {"--help", "--cfg", "trainer.dry_run=true"} & set(words) else train
-        return run(*words[3:], *short(words), cwd=folder, env=environment, timeout=240)
+    given = {"cwd": folder, "env": environment, "timeout": 240}
+    if words[:2] == ["python", "-m"]:
+        if words[2] != "trainer" or {"--help", "--cfg", "trainer.dry_run=true"} & set(words):
+            return program(*words[3:], module=words[2], **given)
+        return train(*words[3:], *short(words), **given)
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=240,

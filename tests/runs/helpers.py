@@ -11,11 +11,12 @@ A new interpreter imports for four seconds, so the same program is also forked f
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
 import time
-from importlib import import_module
+import warnings
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -175,9 +176,10 @@ def _fork_rank(handler, command, environment):
 
 
 def _run_module(module, *words):
-    name = module if module != "trainer" else "trainer.__main__"
+    """`python -m MODULE WORDS`, in a process that may have imported it."""
     sys.argv = [module, *words]
-    import_module(name).main()
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def wait_for(condition, timeout=90):
