@@ -83,17 +83,20 @@ def random_mixes(count, seed, nodes=(2, 4), documents=13, **given):
     return mixes
 
 
-def wide_mixes():
-    """Parents of 16 and 32 ranks, and nodes of four and eight; the parent solver may make them narrower."""
+def wide_mixes(numbers):
+    """Parents of 16 and 32 ranks, and nodes of four and eight; the parent solver may make them narrower.
+
+    The first six are each of the modes at each width.
+    """
     mixes = []
-    for number in range(10):
+    for number in numbers:
         random, P = Random(f"wide/{number}"), (16, 32)[number % 2]
         lengths = [90, *(random.choice(LENGTHS) for _ in range(random.randint(2, 30)))]
         mixes.append(
             Mix(
                 lengths, list(MODES)[number // 2 % 3], ((32, 4), (6, 2), (12, 1))[number % 3],
-                ("none", "none", "block")[number // 4], (8, 4)[number % 5 == 0], P,
-                {"several_widths": number < 6}, counted=number in (0, 3, 4, 7, 9),
+                ("none", "block")[number in (1, 4, 8)], (8, 4)[number % 5 == 0], P,
+                {"several_widths": number % 4 != 1}, counted=number in (0, 3, 4, 7, 9),
             )
         )  # fmt: skip
     return mixes
