@@ -35,10 +35,13 @@ STOCK = replace(GPU, name="stock")
         ("tide-2xH200", 8192),
         ("tide-8b-2xH200", 8192),
         ("tide-qwen3_30b_a3b-2xH200", 4096),
+        ("tide-wan22-2xH200", 16384),
     ],
 )
 def test_memory_is_within_a_tenth_of_what_gpus_took(file, length):
-    """Four shapes, on TIDE and on torch's collectives: tensors of the allocator and slots, at most."""
+    """Five shapes, on TIDE and on torch's collectives: tensors of the allocator and slots, at most."""
+    if "wan" in file:
+        pytest.importorskip("diffusers")
     result = json.loads((RESULTS / f"{file}.json").read_text())
     work = build(result["config"])
     model = work.model.bfloat16()
@@ -46,10 +49,8 @@ def test_memory_is_within_a_tenth_of_what_gpus_took(file, length):
     groups = groups_of(model, parallel)
     for _, block in find_blocks(model):
         recompute(block, parallel.activation_checkpointing)
-    tokens = torch.empty(1, length, dtype=torch.int64, device="meta")
-    found = probe(
-        model, [g.parameters for g in groups], lambda: work.loss(model, {"tokens": tokens})
-    )
+    batch = work.draw(1, length, torch.device("meta"))
+    found = probe(model, [g.parameters for g in groups], lambda: work.loss(model, batch))
     for settings in (STOCK, GPU):
         measured = result["summary"]["kinds"][f"{settings.name}, {length} tokens"]["memory"]
         took = measured["allocator"] + measured.get("slots", 0) + measured.get("staging", 0)
