@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
+from models.hybrid.merging import inverse
+
 NAME = "springtide_grouped"
 
 
@@ -29,6 +31,8 @@ class Visits(NamedTuple):
     """Rows of expert e end before `ends_E[e]`; int32."""
     order_R: Tensor
     """Which of the T * k visits each is."""
+    place_R: Tensor
+    """Where each of the T * k visits is."""
 
     def counts_E(self) -> Tensor:  # noqa: N802
         """Visits to each expert, int64."""
@@ -40,13 +44,15 @@ def visit(x_TM: Tensor, experts_Tk: Tensor, num_experts: int) -> Visits:
     expert_R, order_R = experts_Tk.flatten().sort(stable=True)
     number_E = torch.arange(num_experts, device=x_TM.device)
     ends_E = torch.searchsorted(expert_R, number_E, right=True)
-    return Visits(_Visit.apply(x_TM, order_R, experts_Tk.shape[1]), ends_E.int(), order_R)
+    place_R = inverse(order_R)
+    x_RM = _Visit.apply(x_TM, order_R, place_R, experts_Tk.shape[1])
+    return Visits(x_RM, ends_E.int(), order_R, place_R)
 
 
-def leave(out_RM: Tensor, order_R: Tensor, k: int) -> Tensor:
-    """The way back from `visit`: the sum of each row's visits, (T, M)."""
-    out_TM: Tensor = _Return.apply(out_RM, order_R).unflatten(0, (-1, k)).sum(1)
-    return out_TM
+def leave(out_RM: Tensor, visits: Visits, k: int) -> Tensor:
+    """The way back from `visit`: the sum of each row's k visits, (T, M)."""
+    back_RM: Tensor = _Return.apply(out_RM, visits.order_R, visits.place_R)
+    return back_RM.unflatten(0, (-1, k)).sum(1)
 
 
 def products(x_RK: Tensor, weight_ENK: Tensor, ends_E: Tensor) -> Tensor:
@@ -81,11 +87,12 @@ def experts_forward(module: Any, x_TM: Tensor, experts_Tk: Tensor, weights_Tk: T
     if not module.has_gate or any(getattr(module, name, False) for name in others):
         out: Tensor = grouped_mm_experts_forward(module, x_TM, experts_Tk, weights_Tk)
         return out
-    x_RM, ends_E, order_R = visit(x_TM, experts_Tk, len(module.gate_up_proj))
-    hidden_RF = module._apply_gate(products(x_RM, module.gate_up_proj, ends_E))
-    hidden_RF = hidden_RF * weights_Tk.flatten()[order_R][:, None].to(hidden_RF.dtype)
-    out_RM = products(hidden_RF, module.down_proj, ends_E)
-    return leave(out_RM, order_R, experts_Tk.shape[1])
+    visits = visit(x_TM, experts_Tk, len(module.gate_up_proj))
+    hidden_RF = module._apply_gate(products(visits.x_RM, module.gate_up_proj, visits.ends_E))
+    weights_R = weights_Tk.flatten()[visits.order_R]
+    hidden_RF = hidden_RF * weights_R[:, None].to(hidden_RF.dtype)
+    out_RM = products(hidden_RF, module.down_proj, visits.ends_E)
+    return leave(out_RM, visits, experts_Tk.shape[1])
 
 
 class _Visit(torch.autograd.Function):
@@ -95,34 +102,29 @@ class _Visit(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, x_TM: Tensor, order_R: Tensor, k: int) -> Tensor:
-        context.save_for_backward(order_R)
+    def forward(context: Any, x_TM: Tensor, order_R: Tensor, place_R: Tensor, k: int) -> Tensor:
+        context.save_for_backward(place_R)
         context.k = k
         return x_TM[order_R // k]
 
     @staticmethod
-    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None, None]:
-        (order_R,) = context.saved_tensors
-        return _put(grad_RM, order_R).unflatten(0, (-1, context.k)).sum(1), None, None
+    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None, None, None]:
+        (place_R,) = context.saved_tensors
+        return grad_RM[place_R].unflatten(0, (-1, context.k)).sum(1), None, None, None
 
 
 class _Return(torch.autograd.Function):
     """The way back: visits in the order of their rows."""
 
     @staticmethod
-    def forward(context: Any, x_RM: Tensor, order_R: Tensor) -> Tensor:
+    def forward(context: Any, x_RM: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
         context.save_for_backward(order_R)
-        return _put(x_RM, order_R)
+        return x_RM[place_R]
 
     @staticmethod
-    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None]:
+    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None, None]:
         (order_R,) = context.saved_tensors
-        return grad_RM[order_R], None
-
-
-def _put(x_RM: Tensor, order_R: Tensor) -> Tensor:
-    """Row r at place `order_R[r]`."""
-    return torch.empty_like(x_RM).index_copy_(0, order_R, x_RM)
+        return grad_RM[order_R], None, None
 
 
 ExpertsInterface.register(NAME, experts_forward)

@@ -109,6 +109,6 @@ class MixtureOfExperts(nn.Module):
         visits = visit(x_TM, experts_Tk, len(self.expert_bias))
         weights_R = weights_Tk.flatten()[visits.order_R]
         out_RM = self.experts(visits.x_RM, visits.ends_E, weights_R)
-        out_TM = leave(out_RM, visits.order_R, experts_Tk.shape[1])
+        out_TM = leave(out_RM, visits, experts_Tk.shape[1])
         routed = Routed(visits.counts_E(), chances_TE.sum(0))
         return self.shared_experts(x_TM) + out_TM, routed
