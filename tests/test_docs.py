@@ -63,6 +63,13 @@ ELSEWHERE = {
     "python -m trainer +recipe=hybrid_1f3s trainer.steps=2": "tests/runs/test_hybrid.py does it",
     "python -m trainer +recipe=hybrid_1f3s_repack trainer.steps=2": "tests/runs/test_repacked.py does it",
     "python -m trainer +recipe=tiny parallel.sequence.size=2": "tests/runs/test_equality.py does it",
+    "python -m trainer +recipe=qwen3_30b_a3b_fsdp_tide": "tests/runs/test_qwen3_moe.py does it",
+    "python -m trainer.export runs/moe": "tests/runs/test_qwen3_moe.py does it",
+    "pip install 'springtide[video]'": "needs a package index",
+    "python -m recipes.wan.make_latents latents --videos": "tests/recipes/wan encodes some",
+    "python -m trainer +recipe=wan22_fsdp_tide": "tests/runs/test_wan.py does it",
+    "python -m trainer.export runs/low": "tests/runs/test_wan.py does it",
+    "python -m recipes.wan.make_latents latents --drawn": "tests/recipes/wan makes some",
     "python -m benchmarks.trip": "tests/benchmarks/trip runs a small one",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
