@@ -67,6 +67,9 @@ def test_an_expert_is_trained_resumed_and_saved_back(place, capsys):
         row["loss"] for row in metrics("resumed")
     ]
 
+    before, after = (row["loss"] for row in metrics("straight", "eval"))
+    assert after < before
+
     capsys.readouterr()
     assert export(["kept", "saved", "--dtype", "float32"]) == DONE
     assert "for transformer_2 of a pipeline" in capsys.readouterr().out
