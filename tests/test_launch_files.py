@@ -82,3 +82,66 @@ def test_the_variables_are_explained():
     names = {each["name"] for each in CONTAINER["env"]} | set(re.findall(r"export (\w+)", BATCH))
     for name in names:
         assert f"`{name}" in page, name
+
+
+SRUN = """#!/bin/bash
+while [[ "$1" == --* ]]; do shift; done
+exec "$@"
+"""
+PYTHON = """#!/bin/bash
+echo "python $*" >> "$LOG"
+if [[ "$*" == "-m trainer.nccl path" ]]; then echo /nccl/libnccl.so.2; fi
+if [[ "$*" == "-m trainer "* ]]; then exit "$CODE"; fi
+"""
+NOTED = """#!/bin/bash
+echo "$(basename "$0") $*" >> "$LOG"
+if [[ "$*" == *"-m trainer.doctor"* ]]; then exit "${DOCTOR:-0}"; fi
+"""
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A place where what the files start only notes that it was started; runs a script there."""
+    for name, text in (
+        ("srun", SRUN),
+        ("python", PYTHON),
+        ("scontrol", NOTED),
+        ("torchrun", NOTED),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    log = tmp_path / "log"
+
+    def perform(script, *arguments, **variables):
+        environment = {
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            "LOG": str(log),
+            "CODE": "0",
+            **variables,
+        }
+        done = subprocess.run(
+            ["bash", "-c", script, "file", *arguments], env=environment, check=False
+        )
+        return done.returncode, log.read_text().splitlines()
+
+    return perform
+
+
+@pytest.mark.parametrize(("code", "requeued"), [("0", False), ("75", True), ("1", False)])
+def test_a_job_that_a_signal_stopped_goes_back_into_the_queue(code, requeued, programs):
+    job = {"SLURM_JOB_NAME": "moe", "SLURM_JOB_ID": "7", "RUNS": "/runs", "CODE": code}
+    ended, lines = programs(BATCH, "+recipe=tiny", "trainer.steps=3", **job)
+    assert ended == int(code)
+    assert lines[2] == "python -m trainer.doctor --require-gpu --runs /runs"
+    assert lines[3].startswith(
+        "python -m trainer +recipe=tiny trainer.steps=3 run.dir=/runs/moe-7 "
+    )
+    assert lines[4:] == (["scontrol requeue 7"] if requeued else [])
+
+
+@pytest.mark.parametrize("doctor", ["0", "1"])
+def test_a_pod_trains_if_the_doctor_lets_it(doctor, programs):
+    code, lines = programs(SCRIPT, JOB_COMPLETION_INDEX="3", DOCTOR=doctor)
+    assert code == int(doctor)
+    assert [" -m trainer " in line for line in lines[1:]] == [False, True][: 2 - int(doctor)]
+    assert all("--node-rank=3" in line for line in lines[1:])

@@ -84,3 +84,22 @@ def test_the_loss_is_what_fp64_by_hand_gives():
         expected.append((velocity - (noise[number] - latents[number])).square().mean())
     torch.testing.assert_close(found.double(), torch.stack(expected), rtol=2e-5, atol=0)
     assert not math.isclose(expected[0], expected[1], rel_tol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_the_loss_in_bf16_is_near_by_hand_on_a_gpu():
+    pytest.importorskip("diffusers")
+    from tests.models.wan.small import by_hand, whole
+
+    model, device = whole(), torch.device("cuda")
+    _, noise = draws([1, 2], (3, 2, 4, 6), device)
+    latents, words = torch.randn(2, 3, 2, 4, 6, device=device), torch.randn(2, 5, 10, device=device)
+    time = times(torch.tensor([0.3, 0.9], device=device), "logit_normal", 5.0, 0.0, 1.0)
+    found = errors(model.to(device, torch.bfloat16), latents, words, time, noise)
+    expected = []
+    for number, t in enumerate(time.tolist()):
+        x, e, w = (v[number].double().cpu() for v in (latents, noise, words))
+        velocity = by_hand(model.cpu().float(), (1 - t / 1000) * x + t / 1000 * e, t, w)
+        expected.append((velocity - (e - x)).square().mean())
+    torch.testing.assert_close(found.double().cpu(), torch.stack(expected), rtol=0.03, atol=0)
