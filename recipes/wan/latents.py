@@ -137,8 +137,8 @@ def collate(videos: Sequence[Video], max_words: int) -> dict[str, Any]:
     if len(shapes) > 1:
         raise DataError(
             f"latents of {', '.join(map(str, sorted(shapes)))} are in one micro-batch: set "
-            "trainer.micro_batch_size=1, and trainer.eval_batch_size to the number of ranks, or "
-            "data.files to videos of one size"
+            "trainer.micro_batch_size=1 (and trainer.eval_batch_size, if it is set), or data.files to "
+            "videos of one size"
         )
     size = videos[0].words_SD.shape[1]
     words_BSD = torch.zeros(len(videos), max_words, size)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 RECIPE = "+recipe=wan22_fsdp_tide"
 SHORT = (
     RECIPE, "trainer.batch_size=4", "trainer.micro_batch_size=1", "trainer.eval_every=3",
-    "trainer.eval_samples=2", "trainer.eval_batch_size=2", "trainer.workers=0", "logging.every=1",
+    "trainer.eval_samples=2", "trainer.workers=0", "logging.every=1",
     "logging.wandb.mode=disabled", "checkpoint.every=0", "optim.warmup=0", "optim.schedule=constant",
     "data.files=[latents/*.safetensors]", "data.max_words=6", "data.holdout=0.2",
     "model=wan_folder", "model.path=pipeline",
@@ -85,7 +85,7 @@ def test_a_plan_fits_what_the_recipe_is_made_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     plan = (RECIPE, "trainer.dry_run=true", "launch.device=h200", "launch.nproc=2", "model.num_layers=8",
-            "trainer.batch_size=2", "trainer.eval_batch_size=2")  # fmt: skip
+            "trainer.batch_size=2")  # fmt: skip
     assert run(plan) == 0
     shown = capsys.readouterr().out
     assert "does not fit" not in shown
