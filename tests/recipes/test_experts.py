@@ -10,13 +10,11 @@ TWO = [
     Case(2, sequence=2),
 ]
 FOUR = [
-    Case(2, (1, 2, 3), {"activation_checkpointing": "block"}, counted=True, steps=2),
+    Case(2, (1, 2, 3), {"activation_checkpointing": "block"}, counted=True),
     Case(4, (0, 2, 2), unvisited=True, counted=True),
     Case(2, (1, 2, 3), {"replicate": 2, "activation_checkpointing": "selective"}, every=True),
-    Case(2, (2, 2, 2), {"prefetch": 1, "reshard_after_forward": False}, steps=5),
-    Case(4, (1, 2, 3), {"prefetch": 2, "activation_checkpointing": "block"}),
-    Case(4, sequence=2, settings={"activation_checkpointing": "block"}),
-    Case(2, sequence=2, steps=2),
+    Case(2, (2, 2, 2), {"prefetch": 1, "reshard_after_forward": False}),
+    Case(4, sequence=2, settings={"activation_checkpointing": "block", "prefetch": 2}),
     Case(2, (1, 2, 3), {"activation_checkpointing": "block"}, collectives="tide"),
 ]
 
