@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from models.hybrid.merging import inverse
 from models.hybrid.shape import Shape
 from models.precision import at_least_fp32
 
@@ -116,9 +117,10 @@ class MixtureOfExperts(nn.Module):
         expert_R, order_R = experts_Tk.flatten().sort(stable=True)
         number_E = torch.arange(len(self.expert_bias), device=x_TM.device)
         ends_E = torch.searchsorted(expert_R, number_E, right=True)
-        x_RM = _Visit.apply(x_TM, order_R, experts_Tk.shape[1])
+        place_R = inverse(order_R)
+        x_RM = _Visit.apply(x_TM, order_R, place_R, experts_Tk.shape[1])
         out_RM = self.experts(x_RM, ends_E.int(), weights_Tk.flatten()[order_R])
-        out_TM = _Return.apply(out_RM, order_R).unflatten(0, experts_Tk.shape).sum(1)
+        out_TM = _Return.apply(out_RM, order_R, place_R).unflatten(0, experts_Tk.shape).sum(1)
         visits_E = ends_E.diff(prepend=ends_E.new_zeros(1))
         return self.shared_experts(x_TM) + out_TM, Routed(visits_E, chances_TE.sum(0))
 
@@ -152,31 +154,26 @@ class _Visit(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(context: Any, x_TM: Tensor, order_R: Tensor, k: int) -> Tensor:
-        context.save_for_backward(order_R)
+    def forward(context: Any, x_TM: Tensor, order_R: Tensor, place_R: Tensor, k: int) -> Tensor:
+        context.save_for_backward(place_R)
         context.k = k
         return x_TM[order_R // k]
 
     @staticmethod
-    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None, None]:
-        (order_R,) = context.saved_tensors
-        return _put(grad_RM, order_R).unflatten(0, (-1, context.k)).sum(1), None, None
+    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None, None, None]:
+        (place_R,) = context.saved_tensors
+        return grad_RM[place_R].unflatten(0, (-1, context.k)).sum(1), None, None, None
 
 
 class _Return(torch.autograd.Function):
     """The way back: visits in the order of their rows."""
 
     @staticmethod
-    def forward(context: Any, x_RM: Tensor, order_R: Tensor) -> Tensor:
+    def forward(context: Any, x_RM: Tensor, order_R: Tensor, place_R: Tensor) -> Tensor:
         context.save_for_backward(order_R)
-        return _put(x_RM, order_R)
+        return x_RM[place_R]
 
     @staticmethod
-    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None]:
+    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None, None]:
         (order_R,) = context.saved_tensors
-        return grad_RM[order_R], None
-
-
-def _put(x_RM: Tensor, order_R: Tensor) -> Tensor:
-    """Row r at place `order_R[r]`."""
-    return torch.empty_like(x_RM).index_copy_(0, order_R, x_RM)
+        return grad_RM[order_R], None, None
