@@ -63,8 +63,8 @@ def parallelize(
             mp_policy=policy,
             reshard_after_forward=config.reshard_after_forward,
         )
-        if config.activation_checkpointing != "none" and len(_groups([block])) > 1:
-            block.register_forward_hook(_gather_inner_ones)
+        if config.activation_checkpointing != "none" and _inner_groups(block):
+            block.register_forward_hook(_gather_inside)
     fully_shard(model, mesh=sub_mesh, mp_policy=policy)
     prefetch_layers([block for _, block in blocks], config.prefetch or 0)
     # What runs first is on its way before its turn: nothing else would hide it.
@@ -74,34 +74,37 @@ def parallelize(
     return model
 
 
-def prefetch_layers(blocks: list[nn.Module], depth: int) -> None:
+def prefetch_layers(blocks: Sequence[nn.Module], depth: int) -> None:
     """Have each of `blocks`, in their order, gather the next `depth` ahead; backwards likewise.
 
-    Depth 0 leaves it to FSDP2, which gathers one group ahead in the backward pass; where blocks are
-    several groups, a block.
+    Depth 0 leaves it to FSDP2, which gathers one group ahead in the backward pass. Where blocks have
+    groups inside, each kind gathers its own kind ahead, backwards one at least: FSDP2 would not look
+    further than from a block to what is inside it.
     """
-    back = depth or int(len(_groups(blocks)) > len(blocks))
-    for number, block in enumerate(blocks if back else ()):
-        assert isinstance(block, FSDPModule)
-        following = _groups(blocks[number + 1 : number + 1 + depth])
-        before = _groups(blocks[max(number - back, 0) : number][::-1])
-        block.set_modules_to_forward_prefetch(following)
-        block.set_modules_to_backward_prefetch(before)
+    inside = [group for block in blocks for group in _inner_groups(block)]
+    back = depth or int(len(inside) > 0)
+    for alike in (blocks, inside) if back else ():
+        for number, module in enumerate(alike):
+            assert isinstance(module, FSDPModule)
+            following = alike[number + 1 : number + 1 + depth]
+            before = alike[max(number - back, 0) : number][::-1]
+            module.set_modules_to_forward_prefetch(following)  # type: ignore[arg-type]
+            module.set_modules_to_backward_prefetch(before)  # type: ignore[arg-type]
 
 
-def _gather_inner_ones(block: nn.Module, _: Any, output: Any) -> None:
-    """Have all groups of a block gathered before the backward pass computes it again.
+def _inner_groups(block: nn.Module) -> list[nn.Module]:
+    """Modules of a block that are gathered apart from it: experts, where ranks divide them."""
+    return [m for m in block.modules() if isinstance(m, FSDPModule) and m is not block]
 
-    FSDP2 would take an inner one for a model of its own, in a forward pass.
+
+def _gather_inside(block: nn.Module, _: Any, output: Any) -> None:
+    """Have what is inside a block gathered before the backward pass computes the block again.
+
+    FSDP2 would take an inner group for a model of its own, in a forward pass.
     """
     made = output[0] if isinstance(output, tuple) else output
-    for inner in _groups([block])[1:] if made.requires_grad else ():
-        made.register_hook(before_backward(inner))
-
-
-def _groups(blocks: Sequence[nn.Module]) -> list[FSDPModule]:
-    """What is gathered for `blocks`: each itself, and its experts where ranks divide them."""
-    return [m for block in blocks for m in block.modules() if isinstance(m, FSDPModule)]
+    for group in _inner_groups(block) if made.requires_grad else ():
+        made.register_hook(before_backward(group))
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.cuda import memory as cuda_memory
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -38,7 +38,7 @@ def check_private_apis() -> None:
         )
 
 
-def before_backward(module: FSDPModule) -> Callable[[Tensor], Tensor]:
+def before_backward(module: Any) -> Callable[[Tensor], Tensor]:
     """The hook on the gradient of a module's output by which FSDP2 gathers the module's parameters."""
     hook: Callable[[Tensor], Tensor] = module._get_fsdp_state()._pre_backward
     return hook

@@ -25,8 +25,10 @@ def test_two_ranks_divide_experts_as_if_they_were_one_process():
 
 def test_four_ranks_divide_experts_in_one_block_or_two():
     found = check(4, FOUR)
-    notes, pools = found[-1][1:]
-    assert pools == 2  # TIDE serves what all ranks share, and what ranks with the same experts do
+    notes, slots = found[-1][1:]
+    # TIDE serves what all ranks share, and what ranks with the same experts do: one in use, one on its way.
+    assert len(slots) == 2
+    assert slots[1] == 2
     assert not any("on torch's collectives" in note for note in notes)
 
 
