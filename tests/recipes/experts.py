@@ -123,6 +123,7 @@ def _gradients(case, hybrid, model, step):
             (loss * world / sums[0].item()).backward()
         if watched:
             _check_calls(case, hybrid.shape, micro, forward, backward)
+            _check_weights(case, hybrid.shape.moe_layers, forward, backward, number == 1)
         sums[1] += loss.item()
     if not alone:
         dist.all_reduce(sums)
@@ -167,6 +168,18 @@ def _check_calls(case, shape, micro, forward, backward):
     assert back == share
     assert world >= case.experts
     check_order([(c.name, c.ranks) for c in forward.calls + backward.calls])
+
+
+def _check_weights(case, layers, forward, backward, last):
+    """Experts are gathered once a pass, recomputed or not, and reduced over those that have them."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    holders = tuple(range(rank % case.experts, world, case.experts))
+    alone = len(holders) == 1  # nothing to gather
+    for log in (forward, backward):
+        gathers = [c for c in log.calls if "allgather" in c.name and c.ranks == holders]
+        assert len(gathers) == (0 if alone else layers), (case, [c.name for c in log.calls])
+    reductions = [c for c in backward.calls if "reduce_scatter" in c.name and c.ranks == holders]
+    assert len(reductions) == (0 if alone or not (last or case.every) else layers)
 
 
 def _update(optimizer, grads, world):
