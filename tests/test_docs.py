@@ -30,9 +30,12 @@ ELSEWHERE = {
     "srun --nodes=8": "tests/runs/test_launchers.py sets the variables of a step",
     "pip install ./sine": "installed below, without a network",
     "python -m benchmarks.trunk --gpus": "needs GPUs; tests/test_benchmarks.py runs it on the CPU",
-    "python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.alone": (
-        "needs two GPUs"
-    ),
+    **{
+        f"python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.{name}": (
+            "needs two GPUs"
+        )
+        for name in ("alone", "host", "network")
+    },
     "python -m benchmarks.repacking --quick": "tests/benchmarks/repacking runs a few of its steps",
     "python -m benchmarks.repacking --lengths FILE": "tests/benchmarks/repacking has such a file",
     "python -m benchmarks.repacking.solvers": "tests/benchmarks/repacking runs a few of its cases",

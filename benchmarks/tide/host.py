@@ -50,7 +50,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Host time of a layer's collectives.")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--quick", action="store_true", help="few steps, to see that it runs")
     options = parser.parse_args()
+    steps, rounds = (3, 1) if options.quick else (STEPS, ROUNDS)
     torch.set_num_threads(1)
     device = torch.device("cpu")
     if options.device == "cuda":
@@ -60,21 +62,21 @@ def main() -> None:
     else:
         dist.init_process_group("gloo")
     rows = [
-        {"what": name, "round": number, **measure(kind, device)}
-        for number in range(ROUNDS)
+        {"what": name, "round": number, **measure(kind, device, steps)}
+        for number in range(rounds)
         for name, kind in list(KINDS.items())[:: 1 if number % 2 == 0 else -1]
     ]
     if dist.get_rank() == 0:
         summary = summarize(rows)
         print(summary)
-        config = {"ranks": dist.get_world_size(), "steps": STEPS, **SIZES}
+        config = {"ranks": dist.get_world_size(), "steps": steps, **SIZES}
         write(options.json, "tide.host", options.device, config, rows, summary)
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measure(
-    kind: Callable[[nn.Module, int, bool], Tide | None], device: torch.device
+    kind: Callable[[nn.Module, int, bool], Tide | None], device: torch.device, steps: int
 ) -> dict[str, list[float]]:
     """Milliseconds of the host for the passes of each step, on this rank."""
     config = CausalLMConfig(vocab_size=1024, num_kv_heads=4, attention="sdpa", **SIZES)
@@ -87,7 +89,7 @@ def measure(
     ids = torch.randint(1024, (1, 64), device=device)
     found: dict[str, list[float]] = {"forward": [], "backward": []}
     gc.disable()
-    for _ in range(STEPS + 5):
+    for _ in range(steps + 5):
         dist.barrier()
         wait(device)
         begin = time.perf_counter()
