@@ -74,7 +74,7 @@ def check_experts(task: Task, config: Config, world_size: int) -> None:
     parallel = config.parallel
     if parallel.experts == 1:
         return
-    modules = experts_of(task, config, task.build_model())
+    modules = task.experts(task.build_model()) if isinstance(task, HasExperts) else ()
     if not modules:
         raise ValueError(
             f"parallel.experts={parallel.experts}: task {config.task.name} has no layers with experts "
