@@ -21,6 +21,7 @@ from models.hf_folder import Read
 from models.hybrid.config import HybridConfig
 from models.hybrid.cost import training_flops
 from models.hybrid.documents import Documents
+from models.hybrid.experts import Experts
 from models.hybrid.hf import read_folder, twin, write_folder
 from models.hybrid.model import Hybrid, Output, Rows, init_weights, whole
 from models.hybrid.shape import BLOCK_TOPK, SLIDING_WINDOW, Shape
@@ -111,6 +112,10 @@ class HybridTask(PretrainTask):
         """On the meta device."""
         with torch.device("meta"):
             return Hybrid(self.shape)
+
+    def experts(self, model: nn.Module) -> list[nn.Module]:
+        """See `recipes.task.HasExperts`."""
+        return [module for module in model.modules() if isinstance(module, Experts)]
 
     def init_weights(self, module: nn.Module) -> None:
         """See `models.hybrid.model.init_weights`."""

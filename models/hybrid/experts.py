@@ -84,10 +84,17 @@ class Experts(nn.Module):
 
         Rows are sorted by expert; those of expert e end before `ends_E[e]` (int32).
         """
-        gate_RF, up_RF = products(x_RM, self.gate_up_proj, ends_E).chunk(2, dim=1)
+        return self.visit(x_RM, ends_E, weights_R, self.gate_up_proj, self.down_proj)
+
+    @staticmethod
+    def visit(
+        x_RM: Tensor, ends_E: Tensor, weights_R: Tensor, gate_up_ENM: Tensor, down_EMF: Tensor
+    ) -> Tensor:
+        """The same with given weights: where ranks divide experts, of those that are here."""
+        gate_RF, up_RF = products(x_RM, gate_up_ENM, ends_E).chunk(2, dim=1)
         # before the second product, which is the same in fewer numbers
         hidden_RF = nn.functional.silu(gate_RF) * up_RF * weights_R[:, None].to(x_RM.dtype)
-        return products(hidden_RF, self.down_proj, ends_E)
+        return products(hidden_RF, down_EMF, ends_E)
 
 
 class MixtureOfExperts(nn.Module):

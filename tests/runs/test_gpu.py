@@ -127,6 +127,21 @@ def test_compiled_blocks_train_the_same(tmp_path):
 
 
 @two_gpus
+def test_two_gpus_that_divide_experts_agree_with_two_that_do_not(tmp_path):
+    found = []
+    for experts in (1, 2):
+        code, output = run(
+            "+recipe=hybrid_1f3s", *SMALL, *BF16, "model.num_layers=4", "model.expert_size=32",
+            "model.num_heads=4", "model.num_kv_heads=2", "model.head_dim=32",
+            "parallel.activation_checkpointing=block", "launch.nproc=2",
+            f"parallel.experts={experts}", "trainer.steps=10", f"run.dir={experts}", cwd=tmp_path,
+        )  # fmt: skip
+        assert code == 0, output
+        found.append(losses(tmp_path / str(experts)))
+    assert found[1] == pytest.approx(found[0], abs=2e-2)
+
+
+@two_gpus
 @pytest.mark.parametrize(
     "model",
     [[], ["model.type=mistral", "+model.config.sliding_window=9", "parallel.sequence.sliding_window=halo"]],
