@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 from trainer.startup import importing
 
@@ -22,6 +23,8 @@ with importing():  # what is frozen here is not copied when a rank collects garb
         "trainer.loop",
         "transformers.models.bert.modeling_bert",
         "transformers.models.llama.modeling_llama",
+        "transformers.models.qwen3_moe.modeling_qwen3_moe",
+        *(["diffusers.models.transformers.transformer_wan"] if find_spec("diffusers") else []),
     ):
         import_module(name)
     # A thousand regular expressions, made once in a process.

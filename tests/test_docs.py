@@ -30,9 +30,12 @@ ELSEWHERE = {
     "srun --nodes=8": "tests/runs/test_launchers.py sets the variables of a step",
     "pip install ./sine": "installed below, without a network",
     "python -m benchmarks.trunk --gpus": "needs GPUs; tests/test_benchmarks.py runs it on the CPU",
-    "python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.alone": (
-        "needs two GPUs"
-    ),
+    **{
+        f"python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.{name}": (
+            "needs two GPUs"
+        )
+        for name in ("alone", "host", "network")
+    },
     "python -m benchmarks.repacking --quick": "tests/benchmarks/repacking runs a few of its steps",
     "python -m benchmarks.repacking --lengths FILE": "tests/benchmarks/repacking has such a file",
     "python -m benchmarks.repacking.solvers": "tests/benchmarks/repacking runs a few of its cases",
@@ -63,6 +66,13 @@ ELSEWHERE = {
     "python -m trainer +recipe=hybrid_1f3s trainer.steps=2": "tests/runs/test_hybrid.py does it",
     "python -m trainer +recipe=hybrid_1f3s_repack trainer.steps=2": "tests/runs/test_repacked.py does it",
     "python -m trainer +recipe=tiny parallel.sequence.size=2": "tests/runs/test_equality.py does it",
+    "python -m trainer +recipe=qwen3_30b_a3b_fsdp_tide": "tests/runs/test_qwen3_moe.py does it",
+    "python -m trainer.export runs/moe": "tests/runs/test_qwen3_moe.py does it",
+    "pip install 'springtide[video]'": "needs a package index",
+    "python -m recipes.wan.make_latents latents --videos": "tests/recipes/wan encodes some",
+    "python -m trainer +recipe=wan22_fsdp_tide": "tests/runs/test_wan.py does it",
+    "python -m trainer.export runs/low": "tests/runs/test_wan.py does it",
+    "python -m recipes.wan.make_latents latents --drawn": "tests/recipes/wan makes some",
     "python -m benchmarks.trip": "tests/benchmarks/trip runs a small one",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }

@@ -31,7 +31,6 @@ SIZES = {
     "cpu": [1 << 16, 1 << 20],
 }
 """Bytes of a rank's shard."""
-PIECE = Gather.piece
 REPEATS, PACING, AHEAD = 9, 4, 20_000_000
 """The last in cycles of a GPU: about 10 ms."""
 
@@ -41,6 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A gather between nodes beside bare puts.")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--pacing", type=int, default=PACING, help="puts to a peer under way")
+    parser.add_argument("--piece", type=int, default=Gather.piece, help="bytes of a put")
     options = parser.parse_args()
     device = torch.device("cpu")
     if options.device == "cuda":
@@ -55,10 +56,13 @@ def main() -> None:
     fabric = connect(group, 1, 60.0, device=device, transport="nccl")
     slot = Slot(fabric, fabric.allocate(size * (max(sizes) + 256)), 0)
     assert fabric.network is not None
-    rail = Rail(fabric.network, channels_of(1), PACING)
+    rail = Rail(fabric.network, channels_of(1), options.pacing)
     rows: list[dict[str, Any]] = []
     for nbytes in sizes:
-        ways = {"gather": gather(slot, rail, nbytes, device), "bare": bare(slot, nbytes)}
+        ways = {
+            "gather": gather(slot, rail, nbytes, options.piece, device),
+            "bare": bare(slot, nbytes, options.piece),
+        }
         for name, action in ways.items():
             seconds = clock(action, device)
             moved = nbytes * (size - 1 if name == "gather" else 1)
@@ -70,17 +74,24 @@ def main() -> None:
             for one, other in zip(rows[::2], rows[1::2], strict=True)
         }
         print(*rows, summary, sep="\n")
-        config = {"ranks": size, "piece": PIECE, "pacing": PACING, "repeats": REPEATS}
+        config = {
+            "ranks": size,
+            "piece": options.piece,
+            "pacing": options.pacing,
+            "repeats": REPEATS,
+        }
         write(options.json, "tide.network", options.device, config, rows, summary)
     fabric.close()
     dist.destroy_process_group()
 
 
-def gather(slot: Slot, rail: Rail, nbytes: int, device: torch.device) -> Callable[[], None]:
+def gather(
+    slot: Slot, rail: Rail, nbytes: int, piece: int, device: torch.device
+) -> Callable[[], None]:
     """TIDE's, of one tensor."""
     size = dist.get_world_size()
     cuts = [(cut((size, nbytes // 2), 0, size), torch.bfloat16)]
-    whole = Gather(slot, make_layout(size, cuts), rail, keep=True)
+    whole = Gather(slot, make_layout(size, cuts), rail, piece=piece, keep=True)
     whole.cast([torch.randn(nbytes // 2, device=device)])
 
     def action() -> None:
@@ -91,7 +102,7 @@ def gather(slot: Slot, rail: Rail, nbytes: int, device: torch.device) -> Callabl
     return action
 
 
-def bare(slot: Slot, nbytes: int) -> Callable[[], None]:
+def bare(slot: Slot, nbytes: int, size_of_piece: int) -> Callable[[], None]:
     """A loop of puts to the next rank, and waits for those of the one before."""
     network, region = slot.fabric.network, slot.memory.remote
     assert network is not None
@@ -104,9 +115,9 @@ def bare(slot: Slot, nbytes: int) -> Callable[[], None]:
 
     def action() -> None:
         nonlocal done
-        pieces = source.split(PIECE)
+        pieces = source.split(size_of_piece)
         for number, piece in enumerate(pieces):
-            to = rank * nbytes + number * PIECE
+            to = rank * nbytes + number * size_of_piece
             network.put_signal(piece, region, to, (rank + 1) % size, channel, done + number + 1)
         for number in range(len(pieces)):
             network.wait((rank - 1) % size, channel, done + number + 1)

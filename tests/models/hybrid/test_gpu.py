@@ -3,11 +3,10 @@
 import pytest
 import torch
 
+from models.experts import grouped_products, looped_products
 from models.hybrid.attention import Rule, attend, attend_reference
 from models.hybrid.blocks import block_mask, chosen_blocks
 from models.hybrid.documents import Documents
-from models.hybrid.experts import grouped_products, looped_products
-from models.hybrid.merging import merge
 from models.hybrid.model import whole
 from tests.models.hybrid.cases import gradients, packed, small_model
 
@@ -28,7 +27,7 @@ def drawn(lengths, H, K, D):
 
 
 @pytest.mark.parametrize(("H", "K"), [(8, 2), (4, 4), (6, 1)])
-@pytest.mark.parametrize("lengths", [(1000, 0, 3, 600), (128,), (2049,), (7, 4500, 30)], ids=str)
+@pytest.mark.parametrize("lengths", [(1000, 0, 3, 600), (128,), (2049,)], ids=str)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_kernels_attend_like_the_reference(rule, lengths, H, K):
     """The reference gets the same numbers in fp32; blocks are chosen once, in bf16, where ties are."""
@@ -58,19 +57,6 @@ def dense(q_LHD, k_LKD, v_LKD, mask_HLL, scale):
     return torch.einsum("hqk,khd->qhd", weights, v_LHD)
 
 
-@pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("D", [8, 24, 128])
-def test_parts_are_merged_as_the_reference_does(D, weighted):
-    torch.manual_seed(0)
-    own, part = torch.randn(301, D).bfloat16(), torch.randn(900, D).bfloat16()
-    place = torch.randint(-1, 899, (3, 301))
-    part[899] = float("nan")  # never written
-    weights = torch.rand(4, 301) if weighted else None
-    expected = merge(own, part, place, weights, torch.float32)
-    given = [None if x is None else x.cuda() for x in (own, part, place, weights)]
-    torch.testing.assert_close(merge(*given, torch.float32).cpu(), expected, rtol=1e-6, atol=1e-6)
-
-
 def test_grouped_products_are_looped_ones():
     """Also with experts that nobody visits."""
     ends = torch.tensor([30, 30, 200, 200, 210], dtype=torch.int32, device="cuda")
@@ -90,7 +76,7 @@ def test_a_model_in_bf16_is_near_the_one_in_fp32_and_waits_for_nothing(lengths):
     tokens, documents = packed(lengths, device="cuda")
     outs = []
     for dtype in (torch.float32, torch.bfloat16):
-        model = small_model(dtype=torch.float32, **sizes).to(dtype).cuda()  # the same numbers
+        model = small_model(dtype=dtype, **sizes).cuda()
         out = model(tokens, whole(documents))  # compiles
         out.logits_TV.float().square().sum().backward()
         gradients(model)
