@@ -101,7 +101,7 @@ def test_ranks_with_other_data_are_refused(tmp_path):
                 module=TORCHRUN,
             )
         )
-    output = "".join(finish(node, timeout=90)[1] for node in nodes)
+    output = "".join(finish(node)[1] for node in nodes)
     assert "ranks found different training data" in output
 
 
@@ -112,7 +112,7 @@ def test_torchruns_sigterm_saves(tmp_path):
     )  # fmt: skip
     wait_for(lambda: reached(tmp_path / "r", 3))
     process.send_signal(signal.SIGTERM)
-    _, output = finish(process, timeout=60)
+    _, output = finish(process)
     assert "resume with: the same command with run.dir=r trainer.resume=auto" in output
     last = metrics(tmp_path / "r")[-1]["step"]
     assert (tmp_path / "r" / "checkpoints" / f"step-{last:08d}" / "trainer.json").is_file()
