@@ -62,6 +62,13 @@ with small micro-batches of a small model.
 |---|---|---|---|---|---|
 """
 
+SAVING = """
+A checkpoint after 60 of 120 steps, written in the background while training goes on, and the same run
+without (another one after the last step is not in these times):
+
+| run | GPUs | without | with | pauses in all | more | a checkpoint is written in |
+|---|---|---|---|---|---|---|
+"""
 GPU = """
 ## What TIDE saves on GPUs
 
@@ -100,10 +107,12 @@ FALLS_SHORT = """
 - **Kernels of the reduce-scatter**: aimed at 1/12.5 of torch's time and a quarter when weighted; 1/8
   and 0.30 measured. They are the sums alone; at the 3.6 TB/s that they reach by themselves they
   would take 4.4 ms a step, and beside the layers' own traffic it is 5.4 ms or more.
-- **Bandwidth of a whole gather**: the puts themselves run at 370 to 395 GB/s from 50 MB on (bytes and
-  times of the copies are in the result files), the gather of one layer by itself at 290 to 310 GB/s of
-  1 GiB and more, since its first portion has to be cast before anything can leave, and at less where the
-  host's time for the calls is not hidden by other work.
+- **Bandwidth of a whole gather**: aimed at 350 GB/s from 64 MB on and 375 from 256 MB on. The puts
+  themselves run at 370 to 395 GB/s from 50 MB on (bytes and times of the copies are in the result
+  files), a whole gather of shards that are cast already at 375 of 2 GiB, 360 of 1 GiB, which is about a
+  layer of the 70B model, 290 of 256 MiB and 200 of 64 MiB: about 0.1 ms go into waiting for the slot,
+  starting the copies, and the flags. With the cast, whose first portion nothing can leave before,
+  330 GB/s of 1 GiB. Torch's own, bare, is at 285 and 250, and with its copies at 163 and 147.
 - **1,024 tokens**: aimed at 0.58, 0.586 measured for the passes. The optimizer and the norm, the same
   24 ms for both, make that 0.67 of the whole step. At 2,048 tokens 0.74 was aimed at, 0.73 measured, and
   0.76 of FSDP2 with symmetric memory, 0.77 measured.
@@ -127,10 +136,24 @@ ALONE = """
 Including what FSDP2 does around them: casts, packing, copying out, sums. Bandwidth is that of a ring,
 for the reduce-scatter in terms of torch's fp32, so that equal figures are equal times. Small groups are
 slower by copy engines, since every tensor is a put of its own; that is why groups below 64 MiB, or of
-many small tensors, stay on torch's collectives (`collectives.smallest`). In these figures a sum of many
-small tensors was still formed by one program.
+many small tensors, stay on torch's collectives (`collectives.smallest`). `Bare` gathers are of shards
+that are cast already, without copies out. Devices are given their work while they still have some, so
+the host's time is hidden, as in training.
 
 ![Bandwidth by size](pictures/tide-alone.svg)
+"""
+
+
+HOST = """
+What the host spends: a model of many layers too small to keep a GPU busy, the time until its passes are
+queued, the fastest tenth of all steps (a machine's other work only ever adds). Aimed at no more than
+60 microseconds a layer more than torch's.
+"""
+
+NETWORK = """
+Between nodes, two GPUs standing for two nodes over NCCL's puts and signals: the gather beside a bare
+loop of puts, aimed at 90 % of it. Each put waited for the arrival before it when this was measured;
+puts are two ahead since, which was not measured yet. Pieces of 32 MiB instead of 8 MiB gave 80 %.
 """
 
 
@@ -159,6 +182,54 @@ def run_rows(result: dict[str, Any]) -> str:
         f"| {100 * r['mfu']:.0f} % |"
         for r in result["rows"] if r["what"] == "plan"
     )  # fmt: skip
+
+
+def saving_part(result: dict[str, Any]) -> str:
+    """One table: what saving costs, if the result file has it."""
+    kinds = [[r for r in result["rows"] if r["what"] == "saving" and bool(r["every"]) == saves]
+             for saves in (False, True)]  # fmt: skip
+    if not all(kinds):
+        return ""
+    without, with_ = (sum(r["ms_per_step"] for r in rows) / len(rows) for rows in kinds)
+    pauses = sum(r["paused_ms"] for r in kinds[1]) / len(kinds[1])
+    seconds = [s for r in kinds[1] for s in r["write_seconds"]]
+    device = f"{result['config']['gpus']} {result['machine']['device'].removeprefix('NVIDIA ')}"
+    return (
+        f"| 1B | {device} | {without:.1f} ms | {with_:.1f} ms | {pauses:.0f} ms "
+        f"| {100 * result['summary']['saving_overhead']:.1f} % | {max(seconds):.0f} s |\n\n"
+        "A checkpoint that is due while one is still being written waits for it: here, where there are "
+        f"fewer than\n{1000 * max(seconds) / without:.0f} steps between them.\n"
+    )
+
+
+def host_part(result: dict[str, Any]) -> str:
+    """One table: a result file of `benchmarks.tide.host`."""
+    summary = result["summary"]
+    more = summary["us_added_per_layer"]
+    rows = "\n".join(
+        f"| {name} | {of['forward']:.1f} ms | {of['backward']:.1f} ms "
+        f"| {of['forward_median']:.1f} / {of['backward_median']:.1f} ms |"
+        for name, of in summary.items() if isinstance(of, dict)
+    )  # fmt: skip
+    return (
+        f"{HOST}\n```bash\n{result['command']}\n```\n\n| {result['config']['num_layers']} layers "
+        f"| forward | backward | medians |\n|---|---|---|---|\n{rows}\n\n"
+        f"TIDE takes {abs(more):.0f} microseconds {'more' if more > 0 else 'less'} for a layer.\n"
+    )
+
+
+def network_part(result: dict[str, Any]) -> str:
+    """One table: a result file of `benchmarks.tide.network`."""
+    rows = result["rows"]
+    lines = "\n".join(
+        f"| {one['nbytes'] >> 20:,} MiB | {one['GB/s']:.0f} GB/s | {other['GB/s']:.0f} GB/s "
+        f"| {100 * one['GB/s'] / other['GB/s']:.0f} % |"
+        for one, other in zip(rows[::2], rows[1::2], strict=True)
+    )
+    return (
+        f"{NETWORK}\n```bash\n{result['command']}\n```\n\n"
+        f"| a shard of | gather | bare puts | |\n|---|---|---|---|\n{lines}\n"
+    )
 
 
 def tide_part(result: dict[str, Any]) -> str:
@@ -208,11 +279,15 @@ def alone_part(result: dict[str, Any]) -> str:
         "| torch / TIDE, GB/s | " + " | ".join(f"{count} tensors" for count in counts) + " |",
         "|---" * (len(counts) + 1) + "|",
     ]
-    for what in ("gather", "scatter"):
+    for what, pair in {
+        "gather": ("gather, torch", "gather, tide"),
+        "bare gather": ("gather, torch, bare", "gather, tide, bare"),
+        "scatter": ("scatter, torch", "scatter, tide"),
+    }.items():
         for nbytes in sorted({nbytes for _, nbytes, _ in rows}):
             figures = []
             for count in counts:
-                torch_, tide = (rows[f"{what}, {who}", nbytes, count] for who in ("torch", "tide"))
+                torch_, tide = (rows[name, nbytes, count] for name in pair)
                 figures.append(f"{torch_['GB/s']:.0f} / {tide['GB/s']:.0f}")
             lines.append(f"| {what} of {nbytes >> 20} MiB | " + " | ".join(figures) + " |")
     beside = result["summary"]["beside products"]
@@ -233,10 +308,14 @@ def page() -> str:
     )
     rows = "\n".join(trunk_row(r) for r in trunk)
     measured = f"Measured with {'; '.join(versions)}; bf16, fp32 gradients, eager."
-    runs = "\n".join(run_rows(r) for r in results if r["name"] == "runs")
+    runs = "\n".join(filter(None, (run_rows(r) for r in results if r["name"] == "runs")))
+    saving = "".join(saving_part(r) for r in results if r["name"] == "runs")
+    runs += f"\n{SAVING}{saving}".rstrip() if saving else ""
     tide = "".join(tide_part(r) for r in results if r["name"] == "tide-cpu")
     gpus = "".join(gpu_part(r) for r in results if r["name"] == "tide-gpu")
     alone = "".join(alone_part(r) for r in results if r["name"] == "tide.alone")
+    alone += "".join(host_part(r) for r in results if r["name"] == "tide.host")
+    alone += "".join(network_part(r) for r in results if r["name"] == "tide.network")
     before = f"{HEAD}{TRUNK}{rows}\n\n{measured}\n{RUNS}{runs}\n"
     scale = "".join(scale_part(r) for r in results if r["name"] == "tide.scale")
     return f"{before}{GPU}{gpus}{FALLS_SHORT}{ALONE}{alone}{scale}{TIDE}{tide}"

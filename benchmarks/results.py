@@ -1,6 +1,7 @@
 """What every benchmark writes: one JSON file with the machine, the versions and the raw figures."""
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -54,7 +55,11 @@ def command(name: str, arguments: list[str]) -> str:
     if "--json" in kept:
         at = kept.index("--json")
         del kept[at : at + 2]
-    return f"python -m benchmarks.{name.partition('-')[0]} {shlex.join(kept)}".rstrip()
+    start = "python"
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # started by torchrun, here or by somebody's launcher
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        start = f"python -m torch.distributed.run --standalone --nproc-per-node={ranks}"
+    return f"{start} -m benchmarks.{name.partition('-')[0]} {shlex.join(kept)}".rstrip()
 
 
 def write(

@@ -15,7 +15,7 @@ from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from torch import Tensor, nn
 
 from configs.values import at_least, one_of
-from models import attention
+from models import attention, experts
 from models.precision import at_least_fp32
 from models.sharing import check_shareable
 
@@ -213,6 +213,7 @@ def build_causal_lm(
                 hf_config,
                 dtype=torch.float32,
                 attn_implementation=attention.NAME if kind == "packed" else kind,
+                experts_implementation=experts.NAME,
                 trust_remote_code=config.trust_remote_code,
             )
     except Exception as error:  # whatever an architecture raises, its sizes are the cause

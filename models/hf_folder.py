@@ -8,6 +8,7 @@ import json
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,28 @@ def write_hf_folder(model: nn.Module, read: Read, out: Path, options: Namespace)
     `options` are those of `add_weight_arguments`; what is not floating point keeps its type, and so does
     what the architecture never rounds.
     """
+    form, stays = partial(stored_form, model), partial(stays_fp32, model)
+    size = write_tensors(model, read, out, options, "model", form, stays)
+    config = model.config
+    config.dtype, config.use_cache = getattr(torch, options.dtype), True  # type: ignore[union-attr]
+    config.architectures = [type(model).__name__]  # type: ignore[union-attr]
+    config.save_pretrained(out)  # type: ignore[operator, union-attr]
+    return size
+
+
+def write_tensors(
+    model: nn.Module,
+    read: Read,
+    out: Path,
+    options: Namespace,
+    stem: str,
+    form: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    stays: Callable[[str], bool],
+) -> int:
+    """Write the tensors of `model` to files whose names begin with `stem`; returns the bytes.
+
+    `form` turns those of a layer into what is stored, by name; those that `stays` says keep their type.
+    """
     dtype, max_bytes = getattr(torch, options.dtype), options.max_file_gib * 2**30
     written: list[tuple[Path, list[str], int]] = []
     waiting: dict[str, Tensor] = {}
@@ -49,19 +72,15 @@ def write_hf_folder(model: nn.Module, read: Read, out: Path, options: Namespace)
 
     for names in layers(own_names(model)):
         tensors = {
-            name: tensor if stays_fp32(model, name) else _cast(tensor, dtype)
+            name: tensor if stays(name) else _cast(tensor, dtype)
             for name, tensor in read(names).items()
         }
-        stored = {name: t.contiguous() for name, t in stored_form(model, tensors).items()}
+        stored = {name: t.contiguous() for name, t in form(tensors).items()}
         if waiting and _size(waiting) + _size(stored) > max_bytes:
             flush()
         waiting |= stored
     flush()
-    _name_files(out, written)
-    config = model.config
-    config.dtype, config.use_cache = dtype, True  # type: ignore[union-attr]
-    config.architectures = [type(model).__name__]  # type: ignore[union-attr]
-    config.save_pretrained(out)  # type: ignore[operator, union-attr]
+    _name_files(out, stem, written)
     return sum(size for _, _, size in written)
 
 
@@ -82,19 +101,19 @@ def layers(names: Sequence[str]) -> Iterator[list[str]]:
         yield list(group)
 
 
-def _name_files(out: Path, written: Sequence[tuple[Path, list[str], int]]) -> None:
-    """Give the files the names that transformers looks for, and write the index of several."""
+def _name_files(out: Path, stem: str, written: Sequence[tuple[Path, list[str], int]]) -> None:
+    """Give the files the names that are looked for, and write the index of several."""
     if len(written) == 1:
-        written[0][0].rename(out / "model.safetensors")
+        written[0][0].rename(out / f"{stem}.safetensors")
         return
     weight_map: dict[str, str] = {}
     for number, (path, names, _) in enumerate(written, start=1):
-        name = f"model-{number:05d}-of-{len(written):05d}.safetensors"
+        name = f"{stem}-{number:05d}-of-{len(written):05d}.safetensors"
         path.rename(out / name)
         weight_map |= dict.fromkeys(names, name)
     index: dict[str, Any] = {"metadata": {"total_size": sum(size for _, _, size in written)}}
     index |= {"weight_map": dict(sorted(weight_map.items()))}
-    (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    (out / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

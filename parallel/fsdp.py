@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,15 +12,25 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from collectives.config import CollectivesConfig
 from parallel.blocks import find_blocks, large_leaves
+from parallel.experts.divide import divide, placement
+from parallel.experts.layout import expert_ranks, experts_mesh
 from parallel.mesh import ParallelConfig, fsdp_mesh
 from parallel.recompute import compile_block, recompute
+from parallel.torch_private import before_backward
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> nn.Module:
+def parallelize(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    config: ParallelConfig,
+    experts: Sequence[nn.Module] = (),
+) -> nn.Module:
     """Shard `model` (on meta or on a device) over `mesh`, in place, and return it.
 
     Every block is one FSDP2 group; so is every large module outside them, which stays gathered
     until the backward pass is over (it is used last, or needed at once); the root holds the rest.
+    With `parallel.experts`, modules that hold `experts` (`parallel.experts.divide.Experts`) are groups,
+    too, each over the ranks that have the same experts.
     """
     blocks = find_blocks(model)
     for _, block in blocks:
@@ -34,6 +45,17 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> n
     leaves = large_leaves(model, blocks)
     for _, leaf in leaves:
         fully_shard(leaf, mesh=sub_mesh, mp_policy=policy, reshard_after_forward=False)
+    if config.experts > 1:
+        grid = experts_mesh(mesh, config.experts)
+        divide(experts, expert_ranks(grid), grid["experts"])
+        for module in experts:
+            fully_shard(
+                module,
+                mesh=fsdp_mesh(grid),
+                mp_policy=policy,
+                reshard_after_forward=config.reshard_after_forward,
+                shard_placement_fn=partial(placement, grid["shard"].size()),
+            )
     for _, block in blocks:
         fully_shard(
             block,
@@ -41,6 +63,8 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> n
             mp_policy=policy,
             reshard_after_forward=config.reshard_after_forward,
         )
+        if config.activation_checkpointing != "none" and _inner_groups(block):
+            block.register_forward_hook(_gather_inside)
     fully_shard(model, mesh=sub_mesh, mp_policy=policy)
     prefetch_layers([block for _, block in blocks], config.prefetch or 0)
     # What runs first is on its way before its turn: nothing else would hide it.
@@ -50,19 +74,37 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, config: ParallelConfig) -> n
     return model
 
 
-def prefetch_layers(blocks: list[nn.Module], depth: int) -> None:
+def prefetch_layers(blocks: Sequence[nn.Module], depth: int) -> None:
     """Have each of `blocks`, in their order, gather the next `depth` ahead; backwards likewise.
 
-    Depth 0 leaves it to FSDP2, which gathers one ahead in the backward pass.
+    Depth 0 leaves it to FSDP2, which gathers one group ahead in the backward pass. Where blocks have
+    groups inside, each kind gathers its own kind ahead, backwards one at least: FSDP2 would not look
+    further than from a block to what is inside it.
     """
-    if depth == 0:
-        return
-    for number, block in enumerate(blocks):
-        assert isinstance(block, FSDPModule)
-        following = blocks[number + 1 : number + 1 + depth]
-        before = blocks[max(number - depth, 0) : number][::-1]
-        block.set_modules_to_forward_prefetch(following)  # type: ignore[arg-type]
-        block.set_modules_to_backward_prefetch(before)  # type: ignore[arg-type]
+    inside = [group for block in blocks for group in _inner_groups(block)]
+    back = depth or int(len(inside) > 0)
+    for alike in (blocks, inside) if back else ():
+        for number, module in enumerate(alike):
+            assert isinstance(module, FSDPModule)
+            following = alike[number + 1 : number + 1 + depth]
+            before = alike[max(number - back, 0) : number][::-1]
+            module.set_modules_to_forward_prefetch(following)  # type: ignore[arg-type]
+            module.set_modules_to_backward_prefetch(before)  # type: ignore[arg-type]
+
+
+def _inner_groups(block: nn.Module) -> list[nn.Module]:
+    """Modules of a block that are gathered apart from it: experts, where ranks divide them."""
+    return [m for m in block.modules() if isinstance(m, FSDPModule) and m is not block]
+
+
+def _gather_inside(block: nn.Module, _: Any, output: Any) -> None:
+    """Have what is inside a block gathered before the backward pass computes the block again.
+
+    FSDP2 would take an inner group for a model of its own, in a forward pass.
+    """
+    made = output[0] if isinstance(output, tuple) else output
+    for group in _inner_groups(block) if made.requires_grad else ():
+        made.register_hook(before_backward(group))
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """How the ranks are arranged: one named axis for each kind of parallelism in use.
 
-    replicate x shard x sequence x expert = world size
+    replicate x shard x sequence = world size
 
 Ranks that are neighbours in the last axis are neighbours on a node, so the axes that talk most
 come last. `shard` always exists; the others only where their size is above 1. Ranks that share samples
-(`sequence`) share weights, too: FSDP2 shards over both axes as one.
+(`sequence`) share weights, too: FSDP2 shards over both axes as one. Blocks of these ranks may divide the
+experts of a layer (`parallel.experts`), which makes no axis of its own.
 """
 
 import math
@@ -15,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from configs.values import at_least, one_of
 from parallel.repacking.config import RepackingConfig
 
-AXES = ("replicate", "shard", "sequence", "expert")
+AXES = ("replicate", "shard", "sequence")
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -65,8 +66,10 @@ class ParallelConfig:
     leave. With `sequence.size`, so many times as many share a copy."""
     sequence: SequenceConfig = field(default_factory=SequenceConfig)
     repacking: RepackingConfig = field(default_factory=RepackingConfig)
-    expert: int = 1
-    """Ranks that share the experts of a mixture-of-experts layer."""
+    experts: int = 1
+    """Consecutive ranks of a node that divide the experts of every mixture-of-experts layer among them:
+    rows travel to the ranks of their experts. 1: off, every rank gathers all experts. Must divide the
+    experts and the ranks of a node."""
     param_dtype: str = "float32"
     """Type that layers are gathered and computed in; the optimizer always keeps fp32. float16 comes
     without loss scaling."""
@@ -88,7 +91,7 @@ class ParallelConfig:
     """torch.compile every block."""
 
     def __post_init__(self) -> None:
-        for name in ("replicate", "expert"):
+        for name in ("replicate", "experts"):
             at_least(f"parallel.{name}", getattr(self, name), 1)
         if self.shard is not None:
             at_least("parallel.shard", self.shard, 1)
@@ -96,6 +99,12 @@ class ParallelConfig:
             at_least("parallel.prefetch", self.prefetch, 0)
         if not isinstance(self.reshard_after_forward, bool):
             at_least("parallel.reshard_after_forward", self.reshard_after_forward, 2)
+            if self.experts > 1:
+                raise ValueError(
+                    f"parallel.reshard_after_forward={self.reshard_after_forward} and "
+                    f"parallel.experts={self.experts}: experts are not sharded over so many ranks: set "
+                    "parallel.reshard_after_forward to true or false"
+                )
         if self.node_size is not None:
             at_least("parallel.node_size", self.node_size, 1)
         one_of("parallel.param_dtype", self.param_dtype, DTYPES)
@@ -117,9 +126,8 @@ def mesh_shape(config: ParallelConfig, world_size: int) -> dict[str, int]:
         "replicate": config.replicate,
         "shard": config.shard,
         "sequence": sequence,
-        "expert": config.expert,
     }
-    others = config.replicate * sequence * config.expert
+    others = config.replicate * sequence
     keys = {axis: f"parallel.{axis}" for axis in sizes} | {"sequence": "parallel.sequence.size"}
     shape = " x ".join(
         f"{keys[axis]}={size}" for axis, size in sizes.items() if size not in (1, None)
@@ -149,7 +157,7 @@ def _sharing_ranks(config: ParallelConfig, world_size: int) -> int:
     """Ranks that have the same samples. Raises `ValueError` for axes beside planned samples."""
     if config.sequence.max_parent is None:
         return config.sequence.size
-    for axis in ("replicate", "shard", "expert"):
+    for axis in ("replicate", "shard"):
         if getattr(config, axis) not in (1, None):
             raise ValueError(
                 f"parallel.{axis}={getattr(config, axis)}: with parallel.sequence.max_parent all ranks "

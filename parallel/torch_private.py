@@ -4,13 +4,16 @@
 """
 
 import inspect
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.cuda import memory as cuda_memory
 from torch.distributed import distributed_c10d
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -29,6 +32,18 @@ def check_private_apis() -> None:
             f"torch changed compute_local_shape_and_global_offset to {names}: springtide supports "
             f"torch {TESTED[0]} to {TESTED[1]}"
         )
+    names = list(inspect.signature(FSDPState._pre_backward).parameters)
+    if names != ["self", "grad"]:
+        raise RuntimeError(
+            f"torch changed FSDPState._pre_backward to {names}: springtide supports torch {TESTED[0]} "
+            f"to {TESTED[1]}"
+        )
+
+
+def before_backward(module: Any) -> Callable[[Tensor], Tensor]:
+    """The hook on the gradient of a module's output by which FSDP2 gathers the module's parameters."""
+    hook: Callable[[Tensor], Tensor] = module._get_fsdp_state()._pre_backward
+    return hook
 
 
 def limit_waits(seconds: float) -> None:

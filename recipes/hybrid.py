@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from configs.values import at_least
 from models.causal_lm import next_token_loss, next_token_losses
 from models.hf_folder import Read
-from models.hybrid.balance import balance_loss
 from models.hybrid.config import HybridConfig
 from models.hybrid.cost import training_flops
 from models.hybrid.documents import Documents
+from models.hybrid.experts import Experts
 from models.hybrid.hf import read_folder, twin, write_folder
 from models.hybrid.model import Hybrid, Output, Rows, init_weights, whole
 from models.hybrid.shape import BLOCK_TOPK, SLIDING_WINDOW, Shape
@@ -31,7 +31,7 @@ from parallel.repacking.plan import Plan
 from parallel.repacking.planner import Planner
 from parallel.repacking.ranks import PlannedRanks, fixed, one_parent
 from parallel.sequence import SequenceRanks
-from parallel.sums import sum_over_ranks
+from recipes.balance import balance_part
 from recipes.plans import PlanWatch, foreseen, fullest, settings_in_words
 from recipes.pretrain import PretrainTask, check_vocabulary
 from recipes.repacking import model_shape, planned_rows
@@ -69,7 +69,6 @@ class HybridTask(PretrainTask):
         self, *, task: HybridTaskConfig, model: Any, data: SequencesConfig, seed: int
     ) -> None:
         super().__init__(task=task, model=model, data=data, seed=seed)
-        self.balance = task.balance
         self._ranks: PlannedRanks | None = None
         self._planner: Planner | None = None
         self._watch: PlanWatch | None = None
@@ -113,6 +112,10 @@ class HybridTask(PretrainTask):
         """On the meta device."""
         with torch.device("meta"):
             return Hybrid(self.shape)
+
+    def experts(self, model: nn.Module) -> list[nn.Module]:
+        """See `recipes.task.HasExperts`."""
+        return [module for module in model.modules() if isinstance(module, Experts)]
 
     def init_weights(self, module: nn.Module) -> None:
         """See `models.hybrid.model.init_weights`."""
@@ -161,17 +164,9 @@ class HybridTask(PretrainTask):
         return nats + self._balance(out, batch["count"]) if self.balance else nats
 
     def _balance(self, out: Output, count: int) -> Tensor:
-        """Times the labels of all ranks: the trainer divides by them, as it does for `nats`.
-
-        With several micro-batches each has a balance of its own, weighted by its labels.
-        """
-        if not out.visits_LE.numel():
-            return out.chances_LE.sum()
-        own = out.visits_LE.double()
-        sums = sum_over_ranks(torch.cat([own.flatten(), own.new_full((1,), count)]))
-        visits_LE, labels = sums[:-1].view_as(own), sums[-1]
-        rows = (visits_LE[0].sum() / self.shape.active_experts).clamp(min=1)
-        return self.balance * labels * balance_loss(out.chances_LE, visits_LE, rows)
+        """Times the labels of all ranks; see `recipes.balance`."""
+        active = self.shape.active_experts
+        return self.balance * balance_part(out.chances_LE, out.visits_LE, active, count)
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
         """Summed loss and its count, with several sources those of each, too; and visits to experts."""
@@ -186,14 +181,6 @@ class HybridTask(PretrainTask):
             sums[f"nats/{number}"] = (nats_T * here_T).sum()
             sums[f"labels/{number}"] = ((labels_T != IGNORED) & here_T).sum()
         return sums
-
-    def summarize(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """As for pretraining, and the load of the busiest expert in multiples of the mean one."""
-        figures = super().summarize(sums)
-        if sums["visits"].numel():
-            load_LE = sums["visits"] / sums["visits"].mean(1, keepdim=True).clamp(min=1)
-            figures["expert_load"] = load_LE.max().item()
-        return figures
 
     def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
         """For transformers where it can run the model; the tokenizer beside it."""

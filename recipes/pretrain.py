@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from configs.values import at_least
 from models.attention import document_mask
 from models.causal_lm import (
     CausalLMConfig,
@@ -24,9 +25,11 @@ from models.causal_lm import (
     transformers_config,
 )
 from models.hf_folder import Read, add_weight_arguments, write_hf_folder
+from models.routing import Listener, Routed, routed
 from models.sharing import check_heads
 from models.stored_weights import Stored, locate, storage_rules
 from parallel.sequence import SequenceRanks, SharedRows
+from recipes.balance import balance_part, expert_load
 from recipes.task import Batch
 from recipes.text import inspect
 from recipes.text.config import SequencesConfig, SourceConfig, TextConfig
@@ -43,6 +46,12 @@ class PretrainConfig:
     """The `task` node."""
 
     name: str = "pretrain"
+    balance: float = 0.0
+    """Weight of a load-balance loss for models with mixtures of experts, which is 1 when all experts of
+    a layer are visited equally often by the tokens of a micro-batch on all ranks together; 0: none."""
+
+    def __post_init__(self) -> None:
+        at_least("task.balance", self.balance, 0)
 
 
 def check_vocabulary(vocab_size: int, ids: int) -> None:
@@ -69,8 +78,9 @@ class PretrainTask:
     def __init__(
         self, *, task: Any, model: CausalLMConfig, data: SequencesConfig, seed: int
     ) -> None:
-        del task
         self.model_config, self.data_config, self.seed = model, data, seed
+        self.balance: float = getattr(task, "balance", 0.0)
+        self._routers: Listener | None = None
         self._flops_per_token = self._flops_per_pair = 0.0
         self._model: nn.Module | None = None
         self._storage_rules: list[Any] = []
@@ -126,12 +136,14 @@ class PretrainTask:
         self._flops_per_pair = 12.0 * attention_width(model)
         self._attention = attention_kind(self.model_config, self.hf_config, packed, shared)
         self._model, self._storage_rules = model, storage_rules(model)
+        if self.balance:
+            self._routers = Listener(model, f"task.balance={self.balance:g}")
         return model
 
     def __getstate__(self) -> dict[str, Any]:
         """What data workers need, where they are started afresh: neither the model nor the data."""
         kept = {name: value for name, value in self.__dict__.items() if name != "data"}
-        return {**kept, "_model": None, "_storage_rules": []}
+        return {**kept, "_model": None, "_storage_rules": [], "_routers": None}
 
     def init_weights(self, module: nn.Module) -> None:
         """The architecture's own initialisation."""
@@ -167,8 +179,19 @@ class PretrainTask:
         return int(batch["count"])
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Cross-entropy summed over the batch's labels, in nats."""
-        return next_token_loss(self._logits(model, batch), batch["labels_BS"])
+        """Cross-entropy summed over the batch's labels, in nats; and this rank's part of the balance."""
+        if self._routers is None:
+            return next_token_loss(self._logits(model, batch), batch["labels_BS"])
+        logits_BSV, (visits_LE, chances_LE) = self._logits_and_routing(model, batch)
+        active = self.hf_config.get_text_config().num_experts_per_tok
+        part = balance_part(chances_LE, visits_LE, active, batch["count"])
+        return next_token_loss(logits_BSV, batch["labels_BS"]) + self.balance * part
+
+    def _logits_and_routing(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Routed]:
+        assert self._routers is not None
+        with self._routers.listening() as heard:
+            logits_BSV = self._logits(model, batch)
+        return logits_BSV, routed(heard, batch["labels_BS"].flatten() != IGNORED)
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens_BS, boundaries = batch["tokens_BS"], batch["cu_seq_lens"]
@@ -189,21 +212,30 @@ class PretrainTask:
         return logits
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
-        """Summed loss and its count; with several sources, those of each, too."""
+        """Summed loss and its count, with several sources those of each, too; and visits to experts."""
+        sums: dict[str, Tensor | float] = {}
+        if self._routers is None:
+            logits_BSV = self._logits(model, batch)
+        else:
+            logits_BSV, (sums["visits"], _) = self._logits_and_routing(model, batch)
         if len(self.data.parts) == 1:
-            return {"nats": self.loss(model, batch), "labels": float(batch["count"])}
-        nats_BS = next_token_losses(self._logits(model, batch), batch["labels_BS"])
+            nats = next_token_loss(logits_BSV, batch["labels_BS"])
+            return {**sums, "nats": nats, "labels": float(batch["count"])}
+        nats_BS = next_token_losses(logits_BSV, batch["labels_BS"])
         learnt_BS = batch["labels_BS"] != IGNORED
-        sums: dict[str, Tensor | float] = {"nats": nats_BS.sum(), "labels": learnt_BS.sum()}
+        sums |= {"nats": nats_BS.sum(), "labels": learnt_BS.sum()}
         for number in range(len(self.data.parts)):
             here_BS = batch["sources_BS"] == number
             sums[f"nats/{number}"] = (nats_BS * here_BS).sum()
             sums[f"labels/{number}"] = (learnt_BS & here_BS).sum()
         return sums
 
-    def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """See `recipes.text.data.TextData.summarize`."""
-        return self.data.summarize(sums)
+    def summarize(self, sums: Mapping[str, Any]) -> dict[str, float]:
+        """See `recipes.text.data.TextData.summarize`; and the load of the busiest expert."""
+        figures = self.data.summarize(sums)
+        if "visits" in sums and sums["visits"].numel():
+            figures["expert_load"] = expert_load(sums["visits"])
+        return figures
 
     @classmethod
     def add_export_arguments(cls, parser: ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from models.hf_folder import Read
 from recipes.chat.conversation import COLUMNS, read_conversation
 from recipes.chat.questions import read_docstrings
 from recipes.chat.template import Template, load_template
-from recipes.pretrain import PretrainTask
+from recipes.pretrain import PretrainConfig, PretrainTask
 from recipes.text.config import SequencesConfig, SourceConfig
 from recipes.text.documents import Document, Encoder
 from recipes.text.rows import BadRows, Reader, Row, read_json_lines, read_parquet
@@ -23,7 +23,7 @@ from recipes.text.tokenizers import Tokenizer
 
 
 @dataclass(kw_only=True)
-class SFTConfig:
+class SFTConfig(PretrainConfig):
     """The `task` node."""
 
     name: str = "sft"

@@ -311,6 +311,15 @@ class PlansSamples(Protocol):
 
 
 @runtime_checkable
+class HasExperts(Protocol):
+    """A task whose models have mixtures of experts, which ranks can divide (`parallel.experts`)."""
+
+    def experts(self, model: nn.Module, /) -> Sequence[nn.Module]:
+        """The modules of `model` that hold the experts of a layer: `parallel.experts.divide.Experts`."""
+        ...
+
+
+@runtime_checkable
 class Foresees(Protocol):
     """A task whose batches differ in size, and that knows more of a step than its model shows."""
 

@@ -6,6 +6,7 @@
 It sees what goes through torch's dispatcher, in the backward pass as well.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -63,5 +64,6 @@ def _call(func, args):
         if isinstance(arg, list) and all(isinstance(n, int) for n in arg):
             lists.append(arg)
     if name == "alltoall_base_":
-        sends = tuple(n * args[1].element_size() for n in lists[1])
+        row = args[1].element_size() * math.prod(args[1].shape[1:])
+        sends = tuple(n * row for n in lists[1] or [len(args[1]) // len(ranks)] * len(ranks))
     return Call(name, ranks, numel, sends)

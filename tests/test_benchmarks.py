@@ -48,6 +48,20 @@ def test_the_benchmark_of_tide_counts_what_the_layout_costs(tmp_path):
     assert tide["moved by the reduce-scatter"] == pytest.approx(parameters, rel=0.01)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["host --quick", "network"])
+def test_what_is_measured_on_gpus_runs_on_the_cpu(name, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         "-m", *f"benchmarks.tide.{name}".split(), "--device", "cpu", "--json", tmp_path / "r.json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result.keys() == KEYS
+    assert "--nproc-per-node=2" in result["command"]
+
+
 def test_the_page_of_figures_is_up_to_date():
     from benchmarks.performance import PAGE, page
 

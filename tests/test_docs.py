@@ -30,9 +30,12 @@ ELSEWHERE = {
     "srun --nodes=8": "tests/runs/test_launchers.py sets the variables of a step",
     "pip install ./sine": "installed below, without a network",
     "python -m benchmarks.trunk --gpus": "needs GPUs; tests/test_benchmarks.py runs it on the CPU",
-    "python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.alone": (
-        "needs two GPUs"
-    ),
+    **{
+        f"python -m torch.distributed.run --standalone --nproc-per-node=2 -m benchmarks.tide.{name}": (
+            "needs two GPUs"
+        )
+        for name in ("alone", "host", "network")
+    },
     "python -m benchmarks.repacking --quick": "tests/benchmarks/repacking runs a few of its steps",
     "python -m benchmarks.repacking --lengths FILE": "tests/benchmarks/repacking has such a file",
     "python -m benchmarks.repacking.solvers": "tests/benchmarks/repacking runs a few of its cases",
@@ -64,13 +67,20 @@ ELSEWHERE = {
     "python -m trainer +recipe=hybrid_1f3s_repack trainer.steps=2": "tests/runs/test_repacked.py does it",
     "python -m trainer +recipe=tiny parallel.sequence.size=2": "tests/runs/test_equality.py does it",
     "python -m trainer run.dir=runs/mine trainer.steps=25": "tests/faults/test_restarts.py does it",
+    "python -m trainer +recipe=qwen3_30b_a3b_fsdp_tide": "tests/runs/test_qwen3_moe.py does it",
+    "python -m trainer.export runs/moe": "tests/runs/test_qwen3_moe.py does it",
+    "pip install 'springtide[video]'": "needs a package index",
+    "python -m recipes.wan.make_latents latents --videos": "tests/recipes/wan encodes some",
+    "python -m trainer +recipe=wan22_fsdp_tide": "tests/runs/test_wan.py does it",
+    "python -m trainer.export runs/low": "tests/runs/test_wan.py does it",
+    "python -m recipes.wan.make_latents latents --drawn": "tests/recipes/wan makes some",
     "python -m benchmarks.trip": "tests/benchmarks/trip runs a small one",
     "python -m benchmarks.tide --device": "tests/test_benchmarks.py runs it on the CPU, a quick one",
 }
 """Commands that are not run here, by their beginning, and what runs instead."""
 
-SHORT = "trainer.eval_samples=8"
-"""Added to runs: their evaluations would take longer than their steps."""
+SHORT = ("trainer.eval_samples=8", "trainer.batch_size=4", "logging.wandb.mode=disabled")
+"""Added to runs that do not say it themselves: steps and evaluations take no time, wandb is not imported."""
 
 
 def blocks(page):
@@ -118,7 +128,7 @@ def workplace(tmp_path_factory):
         **os.environ,
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "PYTHONPATH": str(folder / "plugin"),
-        "ARGS": f"trainer.steps=10 {SHORT}",  # make train: the first steps of it
+        "ARGS": " ".join(("trainer.steps=3", *SHORT)),  # make train: the first steps of it
     }
     environment.pop("HYDRA_FULL_ERROR", None)
     return folder, environment
@@ -140,16 +150,24 @@ def test_commands_run(page, block, workplace):
 
 
 def perform(command, folder, environment):
-    """What bash would do with it, but runs are forked; `make train` starts all of its processes."""
+    """What bash would do with it, but Python is forked; `make train` starts all of its processes."""
     words = shlex.split(command, comments=True)
-    if words[:3] == ["python", "-m", "trainer"]:
-        run = program if {"--help", "--cfg", "trainer.dry_run=true"} & set(words) else train
-        return run(*words[3:], SHORT, cwd=folder, env=environment, timeout=240)
+    given = {"cwd": folder, "env": environment, "timeout": 240}
+    if words[:2] == ["python", "-m"]:
+        if words[2] != "trainer" or {"--help", "--cfg", "trainer.dry_run=true"} & set(words):
+            return program(*words[3:], module=words[2], **given)
+        return train(*words[3:], *short(words), **given)
     done = subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=240,
     )  # fmt: skip
     return done.returncode, done.stdout
+
+
+def short(words):
+    return [
+        word for word in SHORT if not any(w.startswith(f"{word.split('=')[0]}=") for w in words)
+    ]
 
 
 def test_the_sine_learns_to_be_one(workplace):

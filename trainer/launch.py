@@ -105,7 +105,7 @@ def decide(
         return Place("local", launch.nproc)
     if gpus:
         return Place("local", gpus)
-    wanted = parallel.replicate * parallel.sequence.size * parallel.expert
+    wanted = parallel.replicate * parallel.sequence.size
     wanted *= parallel.shard or 1
     return Place("local", wanted if wanted > 1 or parallel.shard == 1 else 2)
 

@@ -32,7 +32,7 @@ from trainer.optim import build_optimizer, learning_rate
 from trainer.plan import Plan, make_plan
 from trainer.plugins import own_nodes, tasks
 from trainer.replicas import check_replicas
-from trainer.sharing import share_samples
+from trainer.sharing import check_experts, experts_of, share_samples
 from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
 
@@ -182,6 +182,7 @@ def make_task(config: Config, world_size: int | None = None) -> Task:
         )
         if world_size is not None:
             share_samples(task, config, world_size)
+            check_experts(task, config, world_size)
         return task
     except ValueError as error:
         raise ConfigError(str(error)) from error
@@ -282,7 +283,7 @@ def _build_model(
 ) -> tuple[nn.Module, Chosen]:
     """The sharded model with its weights, and how its data travels."""
     model = task.build_model()
-    parallelize(model, mesh, config.parallel)
+    parallelize(model, mesh, config.parallel, experts_of(task, config, model))
     parallel = config.parallel
     chosen = choose_collectives(
         model, config.collectives, parallel.node_size, parallel.prefetch, config.launch.timeout,

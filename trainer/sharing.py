@@ -1,16 +1,19 @@
-"""Telling a task which ranks have its samples together, where several have."""
+"""What ranks share beside weights: samples, which the task must know, and the experts of its model."""
 
 import os
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from parallel.mesh import widest_parent
+from parallel.experts.layout import check_division
+from parallel.mesh import mesh_shape, weight_shards, widest_parent
 from parallel.repacking.process_groups import make_groups
 from parallel.repacking.ranks import PlannedRanks
 from parallel.sequence import SequenceRanks
-from recipes.task import PlansSamples, SharesSequences, Task
+from recipes.task import HasExperts, PlansSamples, SharesSequences, Task
 from trainer.config import Config
 
 NODE = 8
@@ -57,6 +60,32 @@ def _plan_samples(
         groups=groups,
     )
     task.plan_samples(ranks)
+
+
+def experts_of(task: Task, config: Config, model: nn.Module) -> Sequence[nn.Module]:
+    """The modules of `model` whose experts ranks divide."""
+    if config.parallel.experts == 1 or not isinstance(task, HasExperts):
+        return ()
+    return task.experts(model)
+
+
+def check_experts(task: Task, config: Config, world_size: int) -> None:
+    """Raise `ValueError` unless ranks can divide experts as the configuration has it."""
+    parallel = config.parallel
+    if parallel.experts == 1:
+        return
+    modules = task.experts(task.build_model()) if isinstance(task, HasExperts) else ()
+    if not modules:
+        raise ValueError(
+            f"parallel.experts={parallel.experts}: task {config.task.name} has no layers with experts "
+            "that ranks could divide: set parallel.experts=1"
+        )
+    check_division(
+        parallel.experts,
+        [tuple(p.shape) for module in modules for p in module.parameters(recurse=False)],
+        node_size(config, world_size),
+        weight_shards(mesh_shape(parallel, world_size)),
+    )
 
 
 def _expected(config: Config) -> str:

@@ -28,13 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
+from benchmarks.repacking.layers import made
 from benchmarks.repacking.usual import usual
 from benchmarks.results import write
 from models.causal_lm import next_token_loss
 from models.hybrid.cost import training_flops
-from models.hybrid.model import Hybrid, Layer, init_weights, rotations
+from models.hybrid.model import Hybrid, Layer, rotations
 from models.hybrid.shape import FULL, Shape
 from parallel.recompute import recompute
 from parallel.repacking.calibration import Calibration, load
@@ -170,21 +171,11 @@ def batch_of(plan: Plan, ranks: PlannedRanks, shape: Shape, device: torch.device
     return {"tokens_T": tokens, "labels_T": tokens, "plan": plan, **tensors}
 
 
-def made(module: nn.Module, bench: Bench, std: float) -> nn.Module:
-    """Initialised in place, on the device, in the type of the passes; buffers stay in fp32."""
-    module.to_empty(device=bench.device)
-    for part in module.modules():
-        init_weights(part, std)
-    for parameter in module.parameters():
-        parameter.data = parameter.data.to(bench.dtype)
-    return module
-
-
 def full_layer(bench: Bench, shape: Shape, batch: dict[str, Any], ranks: PlannedRanks) -> float:
     """Seconds of a full layer with experts, both passes."""
     with torch.device("meta"):
         layer = Layer(shape, FULL, experts=True)
-    made(layer, bench, shape.init_std)
+    made(layer, bench.device, bench.dtype, shape.init_std)
     x = bench.randn(len(batch["tokens_T"]), shape.hidden_size)
     rows = planned_rows(batch, ranks)
     turns = rotations(rows.positions_T, shape.head_dim, shape.rope_theta, bench.dtype)
@@ -203,7 +194,7 @@ def whole_model(
     """Both passes of the model, measured, predicted, and as a share of the peak."""
     with torch.device("meta"):
         meta = Hybrid(shape)
-    model: Any = made(meta, bench, shape.init_std)
+    model: Any = made(meta, bench.device, bench.dtype, shape.init_std)
     for layer in model.model.layers:
         recompute(layer, "block" if ranks.recompute else "none")
     batch = batch_of(plan, ranks, shape, bench.device)

@@ -135,6 +135,42 @@ def barriers(sim: dict[str, Any]) -> list[str]:
     return gains_table({way: each[way] for way in ("repack", "parent", "sp8") if way in each})
 
 
+def measured(frozen: dict[str, Any], sim: dict[str, Any]) -> list[str]:
+    """Time saved on wide steps with the frozen coefficients and with measured ones."""
+    ways = ("repack", "parent", "mixed", "widths", "bound")
+    lines = [f"| sparse layers, coefficients | {' | '.join(ways)} |", "|---" * 6 + "|"]
+    for kind in ("topk", "window"):
+        for name, each in (("frozen", frozen), ("measured", sim)):
+            gains = each["summary"]["workloads"][f"wikipedia, {kind}"]["gains"]
+            cells = [percent(-gains[way]["wide"]["time"], 1) for way in ways]
+            lines.append(f"| {kind}, {name} | {' | '.join(cells)} |")
+    return [*lines, "", f"Simulated by {where(sim)}."]
+
+
+def exchange(result: dict[str, Any]) -> list[str]:
+    """The exchange and a model on GPUs, beside the usual Ulysses and the prediction."""
+    moved, packed, model = result["rows"]
+    seconds, machine, versions = moved["seconds"], result["machine"], result["versions"]
+    lengths = ", ".join(f"{length:,}" for length in result["config"]["lengths"])
+    return [
+        f"| a rank's documents: {lengths} tokens | |", "|---|---|",
+        f"| the exchange of a full layer, forward and backward | {1e3 * seconds['ours']:.2f} ms |",
+        f"| four all-to-alls of the same rows | {1e3 * seconds['separate']:.2f} ms |",
+        f"| four of documents padded to the longest, as with a batch dimension "
+        f"| {1e3 * seconds['padded']:.2f} ms, {moved['padded_over_ours']:.2f} times ours |",
+        f"| packing and unpacking of a full layer | {1e3 * packed['seconds']:.2f} ms, "
+        f"{percent(packed['share'], 1)} of the layer's {1e3 * packed['layer_seconds']:.1f} ms |",
+        f"| passes of a model of {model['parameters'] / 1e9:.1f} billion parameters (`model=hybrid2b`), "
+        f"one-rank children | {1e3 * model['seconds']:.0f} ms |",
+        f"| predicted | {1e3 * model['predicted_seconds']:.0f} ms, "
+        f"{100 * (model['predicted_over_measured'] - 1):+.1f} % |",
+        f"| MFU | {percent(model['mfu'], 1)} |",
+        "",
+        f"{machine['count']} {machine['device']}, torch {versions['torch']}, {result['date']}, "
+        f"`{result['command']}`.",
+    ]  # fmt: skip
+
+
 def example() -> str:
     """The plan of one step as text, its first parents."""
     constants = read_constants()
@@ -160,6 +196,10 @@ def tables() -> dict[str, list[str]]:
         "links": links_table(sim["summary"]["by_link"]),
         "barriers": barriers(sim),
         "example": ["```text", *example().splitlines(), "```"],
+        "measured": measured(
+            sim, json.loads((RESULTS / "repacking-sim-measured.json").read_text())
+        ),
+        "exchange": exchange(json.loads((RESULTS / "repacking-exchange-2xH200.json").read_text())),
         "made": [f"Simulated by {where(sim)}."],
     }
 

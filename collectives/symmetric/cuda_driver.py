@@ -16,6 +16,8 @@ from collectives.torch_private import current_raw_stream
 GREATER_OR_EQUAL, FLUSH_REMOTE_WRITES = 0, 1 << 30
 CAN_FLUSH_REMOTE_WRITES = 98
 """CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES."""
+MULTICAST_SUPPORTED = 132
+"""CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED."""
 DEVICE_MEMORY = 2
 """CU_MEMORYTYPE_DEVICE."""
 NO_TIMING = 2
@@ -174,10 +176,31 @@ def wait_flag(address: int, value: int, flush: bool) -> None:
 
 def can_flush(device: int) -> bool:
     """Whether waits can flush peers' writes; where they cannot, they need not."""
+    return _has(CAN_FLUSH_REMOTE_WRITES, device)
+
+
+def has_multicast(device: int) -> bool:
+    """Whether one write of a device can reach all others: it has NVSwitches that multiply writes."""
+    return _has(MULTICAST_SUPPORTED, device)
+
+
+def _has(attribute: int, device: int) -> bool:
     value = ctypes.c_int()
-    code = _driver().cuDeviceGetAttribute(ctypes.byref(value), CAN_FLUSH_REMOTE_WRITES, device)
+    code = _driver().cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
     _check(code, "asking for a device's attribute")
     return bool(value.value)
+
+
+def newest_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the installed driver runs; None without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    packed = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(packed)):
+        return None
+    return packed.value // 1000, packed.value // 10 % 100
 
 
 class Reader:

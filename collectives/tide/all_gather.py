@@ -172,19 +172,26 @@ class Gather:
     def _travel(self) -> None:
         """Along the rail: pass on what this rank holds, spread what arrives.
 
-        Puts and arrivals alternate, piece by piece. All nodes do so, so a put waits for nothing but
-        the arrivals of earlier pieces, and nobody waits in a circle.
+        Puts and arrivals alternate, piece by piece, with puts some pieces ahead: so the next one is
+        under way while this rank waits for an arrival. They are ahead by half of what may be in flight,
+        so the peer has taken what a put needs the credit of before it waits for that put. All nodes do
+        so: a put waits for nothing but the arrivals of earlier pieces, and nobody waits in a circle.
         """
         topology, region = self.slot.fabric.topology, self.slot.memory.remote
         assert self.rail is not None
         assert region is not None
         for step in doubling(topology.node, topology.num_nodes):
-            outgoing, incoming = self._pieces(step.sends), self._pieces(step.receives)
-            for going, coming in zip(outgoing, incoming, strict=True):
-                source = going.view(self._region, topology.local)
-                self.rail.put(source, region, going.offset, step.target, going.pitch)
-                self.rail.take(step.source)
-                self._spread(coming)
+            outgoing, incoming = list(self._pieces(step.sends)), list(self._pieces(step.receives))
+            assert len(outgoing) == len(incoming)
+            ahead = max(self.rail.in_flight // 2, 1)
+            for number in range(len(outgoing) + ahead - 1):
+                if number < len(outgoing):
+                    going = outgoing[number]
+                    source = going.view(self._region, topology.local)
+                    self.rail.put(source, region, going.offset, step.target, going.pitch)
+                if number >= ahead - 1:
+                    self.rail.take(step.source)
+                    self._spread(incoming[number - ahead + 1])
             self.rail.finish(step.target)
 
     def _pieces(self, nodes: Sequence[int]) -> Iterator[Block]:

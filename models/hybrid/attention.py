@@ -15,6 +15,7 @@ heads can be spread over ranks: no head looks at another one's scores.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from models.attention import varlen_keywords
 from models.hybrid.blocks import attend_blocks, block_mask, chosen_blocks
 from models.hybrid.documents import Documents
+from models.hybrid.long_documents import LONG, attend_causally, is_faster
 from models.hybrid.shape import BLOCK_TOPK, FULL, SLIDING_WINDOW, Shape
 
 
@@ -62,7 +64,7 @@ them before and brings the rows back after.
 def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, rule: Rule) -> Tensor:
     """Attention inside each document under `rule`: (T, H, D). H is a multiple of K.
 
-    On a GPU in half precision flash and flex kernels; elsewhere, and in any type, `attend_reference`.
+    On a GPU in half precision by flash kernels; elsewhere, and in any type, `attend_reference`.
     """
     if not q_THD.numel():  # no rows, or no heads: connected all the same, for the backward pass
         return q_THD + k_TKD.sum() + v_TKD.sum()
@@ -72,7 +74,12 @@ def attend(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, documents: Documents, ru
         return attend_reference(q_THD, k_TKD, v_TKD, documents, rule)
     # a document no longer than what a row sees anyway is seen whole
     if rule.kind == BLOCK_TOPK and documents.longest > rule.block * rule.top_k:
-        return attend_blocks(q_THD, k_TKD, v_TKD, documents, rule.block, rule.top_k, rule.scale)
+        if rule.top_k > 1:
+            return attend_blocks(q_THD, k_TKD, v_TKD, documents, rule.block, rule.top_k, rule.scale)
+        documents = documents.cut(rule.block)
+    elif rule.kind != SLIDING_WINDOW and documents.longest >= LONG and is_faster(q_THD):
+        packed = partial(_flash, rule=rule)
+        return attend_causally(q_THD, k_TKD, v_TKD, documents, rule.scale, packed)
     return _flash(q_THD, k_TKD, v_TKD, documents, rule)
 
 

@@ -75,5 +75,15 @@ class Documents:
             first_T=first_n[of_T],
         )
 
+    def cut(self, block: int) -> "Documents":
+        """The blocks, as documents of their own."""
+        lengths = [
+            min(block, length - begin)
+            for length in self.lengths
+            for begin in range(0, length, block)
+        ]
+        bounds = torch.cat([self.blocks(block).begin_N.int(), self.cu_seq_lens[-1:]])
+        return Documents(tuple(lengths), bounds)
+
     def _document_of(self, row: Tensor) -> Tensor:
         return torch.searchsorted(self.cu_seq_lens[1:].long(), row, right=True)

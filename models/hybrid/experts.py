@@ -2,16 +2,16 @@
 
 Legend: T rows, M hidden size, E experts, k experts a row, R = T * k visits, F expert size.
 
-Visits are sorted by expert, with a stable sort, so that each expert reads consecutive rows and the
-order of every sum is decided by the rows alone. `Experts` gets just that: the sorted rows and where
-each expert's end, which is all that an exchange between ranks with different experts needs to know.
+`Experts` gets the rows sorted by expert (`models.experts`) and where each expert's end, which is all
+that an exchange between ranks with different experts needs to know.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from models.experts import leave, products, visit
 from models.hybrid.shape import Shape
 from models.precision import at_least_fp32
 
@@ -84,10 +84,17 @@ class Experts(nn.Module):
 
         Rows are sorted by expert; those of expert e end before `ends_E[e]` (int32).
         """
-        gate_RF, up_RF = products(x_RM, self.gate_up_proj, ends_E).chunk(2, dim=1)
+        return self.visit(x_RM, ends_E, weights_R, self.gate_up_proj, self.down_proj)
+
+    @staticmethod
+    def visit(
+        x_RM: Tensor, ends_E: Tensor, weights_R: Tensor, gate_up_ENM: Tensor, down_EMF: Tensor
+    ) -> Tensor:
+        """The same with given weights: where ranks divide experts, of those that are here."""
+        gate_RF, up_RF = products(x_RM, gate_up_ENM, ends_E).chunk(2, dim=1)
         # before the second product, which is the same in fewer numbers
         hidden_RF = nn.functional.silu(gate_RF) * up_RF * weights_R[:, None].to(x_RM.dtype)
-        return products(hidden_RF, self.down_proj, ends_E)
+        return products(hidden_RF, down_EMF, ends_E)
 
 
 class MixtureOfExperts(nn.Module):
@@ -106,70 +113,9 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x_TM: Tensor) -> tuple[Tensor, Routed]:
         """(T, M), and what the router did."""
         experts_Tk, weights_Tk, chances_TE = self.router(x_TM, self.expert_bias)
-        expert_R, order_R = experts_Tk.flatten().sort(stable=True)
-        number_E = torch.arange(len(self.expert_bias), device=x_TM.device)
-        ends_E = torch.searchsorted(expert_R, number_E, right=True)
-        x_RM = _Visit.apply(x_TM, order_R, experts_Tk.shape[1])
-        out_RM = self.experts(x_RM, ends_E.int(), weights_Tk.flatten()[order_R])
-        out_TM = _Return.apply(out_RM, order_R).unflatten(0, experts_Tk.shape).sum(1)
-        visits_E = ends_E.diff(prepend=ends_E.new_zeros(1))
-        return self.shared_experts(x_TM) + out_TM, Routed(visits_E, chances_TE.sum(0))
-
-
-def products(x_RK: Tensor, weight_ENK: Tensor, ends_E: Tensor) -> Tensor:
-    """Each row times the matrix of its expert, transposed: (R, N). Rows are sorted by expert."""
-    if x_RK.device.type == "meta" or not len(x_RK):  # one expert has all rows: as many products
-        return nn.functional.linear(x_RK, weight_ENK[0])
-    if x_RK.device.type == "cuda" and x_RK.dtype == torch.bfloat16:
-        return grouped_products(x_RK, weight_ENK, ends_E)
-    return looped_products(x_RK, weight_ENK, ends_E)
-
-
-def grouped_products(x_RK: Tensor, weight_ENK: Tensor, ends_E: Tensor) -> Tensor:
-    """In one kernel, in bf16; nothing waits for the device."""
-    out_RN: Tensor = nn.functional.grouped_mm(x_RK, weight_ENK.transpose(1, 2), offs=ends_E)
-    return out_RN
-
-
-def looped_products(x_RK: Tensor, weight_ENK: Tensor, ends_E: Tensor) -> Tensor:
-    """One after the other, in any type."""
-    sizes = ends_E.diff(prepend=ends_E.new_zeros(1)).tolist()
-    parts = zip(x_RK.split(sizes), weight_ENK.unbind(), strict=True)
-    return torch.cat([nn.functional.linear(x_rK, weight_NK) for x_rK, weight_NK in parts])
-
-
-class _Visit(torch.autograd.Function):
-    """Rows in the order of their visits; the gradient sums a row's visits in the order of its experts.
-
-    Indexing would do the same, but its gradient adds atomically, or sorts once more.
-    """
-
-    @staticmethod
-    def forward(context: Any, x_TM: Tensor, order_R: Tensor, k: int) -> Tensor:
-        context.save_for_backward(order_R)
-        context.k = k
-        return x_TM[order_R // k]
-
-    @staticmethod
-    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None, None]:
-        (order_R,) = context.saved_tensors
-        return _put(grad_RM, order_R).unflatten(0, (-1, context.k)).sum(1), None, None
-
-
-class _Return(torch.autograd.Function):
-    """The way back: visits in the order of their rows."""
-
-    @staticmethod
-    def forward(context: Any, x_RM: Tensor, order_R: Tensor) -> Tensor:
-        context.save_for_backward(order_R)
-        return _put(x_RM, order_R)
-
-    @staticmethod
-    def backward(context: Any, grad_RM: Tensor) -> tuple[Tensor, None]:
-        (order_R,) = context.saved_tensors
-        return grad_RM[order_R], None
-
-
-def _put(x_RM: Tensor, order_R: Tensor) -> Tensor:
-    """Row r at place `order_R[r]`."""
-    return torch.empty_like(x_RM).index_copy_(0, order_R, x_RM)
+        visits = visit(x_TM, experts_Tk, len(self.expert_bias))
+        weights_R = weights_Tk.flatten()[visits.order_R]
+        out_RM = self.experts(visits.x_RM, visits.ends_E, weights_R)
+        out_TM = leave(out_RM, visits, experts_Tk.shape[1])
+        routed = Routed(visits.counts_E(), chances_TE.sum(0))
+        return self.shared_experts(x_TM) + out_TM, routed

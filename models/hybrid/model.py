@@ -51,7 +51,7 @@ class Output(NamedTuple):
     visits_LE: Tensor
     """Of rows to experts, int64."""
     chances_LE: Tensor
-    """The routers' normalized scores, summed over rows; for `models.hybrid.balance`."""
+    """The routers' normalized scores, summed over rows; for `models.balance`."""
 
 
 class Hybrid(nn.Module):

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+LEAST = 16
+"""Numbers of a head that the compiled kernel wants."""
 FLEX_ABOVE = 512
 """Histories longer than this use flex attention, on a GPU: a dense mask has N * N entries a row."""
 
@@ -96,8 +98,13 @@ def attend_flex(
     """With blocks of the mask that are skipped where they are empty; compiled on a GPU."""
     flex: Any = _flex(q_BHNE.device.type == "cuda")
     score_mod = None if score is None else lambda s, b, h, q, k: s + score(b, h, q, k)
-    out: Tensor = flex(q_BHNE, k_BHNE, v_BHNE, score_mod=score_mod, block_mask=sees.block_mask)
-    return out
+    E = q_BHNE.shape[3]
+    more = max(LEAST - E, 0)  # zeros, which change no product
+    q_BHNE, k_BHNE, v_BHNE = (nn.functional.pad(x, (0, more)) for x in (q_BHNE, k_BHNE, v_BHNE))
+    out: Tensor = flex(
+        q_BHNE, k_BHNE, v_BHNE, score_mod=score_mod, block_mask=sees.block_mask, scale=E**-0.5
+    )
+    return out[..., :E]
 
 
 @cache

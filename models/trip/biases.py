@@ -57,13 +57,14 @@ class HstuBias(nn.Module):
         """The same for all heads."""
         ages_BN = sees.ages_BN
         next_BN = torch.cat([ages_BN[:, 1:], torch.zeros_like(ages_BN[:, :1])], dim=1)
-        places_P, times_T, middle = self.places_P, self.times_T, self.length - 1
+        # one table: flex attention's backward pass does not compile for two
+        table_PT, middle = self.places_P[:, None] + self.times_T, self.length - 1
 
         def score(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             del h
             apart = (ages_BN[b, k] - next_BN[b, q]).abs().clamp(min=1).float()
             bucket = (apart.log() / HSTU_BASE).long().clamp(max=HSTU_BUCKETS)
-            return places_P[q - k + middle] + times_T[bucket]
+            return table_PT[q - k + middle, bucket]
 
         return score
 

@@ -25,7 +25,8 @@ def test_models_are_built_on_meta_in_training_mode():
 
 
 @pytest.mark.parametrize(
-    ("preset", "billions"), [("llama1b", 1.24), ("llama8b", 8.03), ("llama70b", 70.55)]
+    ("preset", "billions"),
+    [("llama1b", 1.24), ("llama8b", 8.03), ("llama70b", 70.55), ("qwen3_30b_a3b", 30.53)],
 )
 def test_presets_have_the_published_sizes(preset, billions):
     import yaml

@@ -5,6 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from models import experts
 from models.causal_lm import CausalLMConfig, build_causal_lm, init_weights, transformers_config
 from models.hf_folder import layers, own_names, write_hf_folder
 from tests.parallel.test_weights import MODELS, SIZES
@@ -42,8 +43,9 @@ def test_transformers_loads_what_was_written_to_equal_logits(name, max_file_gib,
     """Tied embeddings, renamed tensors and experts that are stored one by one, in one file or many."""
     whole, _, size = write(name, tmp_path, max_file_gib=max_file_gib)
     loaded, notes = AutoModelForCausalLM.from_pretrained(
-        tmp_path, attn_implementation="eager", output_loading_info=True
-    )
+        tmp_path, attn_implementation="eager", experts_implementation=experts.NAME,
+        output_loading_info=True,
+    )  # fmt: skip
     assert not notes["missing_keys"]
     assert not notes["unexpected_keys"]
     tokens = torch.arange(24).view(2, 12)

@@ -17,14 +17,14 @@ from tests.ranks import run_ranks
 sizes = st.integers(1, 6)
 
 
-@given(sizes, sizes, sizes, sizes)
-def test_every_shape_that_multiplies_up_is_accepted_and_ordered(replicate, shard, sequence, expert):
+@given(sizes, sizes, sizes)
+def test_every_shape_that_multiplies_up_is_accepted_and_ordered(replicate, shard, sequence):
     config = ParallelConfig(
-        replicate=replicate, shard=shard, sequence=SequenceConfig(size=sequence), expert=expert
+        replicate=replicate, shard=shard, sequence=SequenceConfig(size=sequence)
     )
-    world_size = replicate * shard * sequence * expert
+    world_size = replicate * shard * sequence
     shape = mesh_shape(config, world_size)
-    assert list(shape) == [a for a in ("replicate", "shard", "sequence", "expert") if a in shape]
+    assert list(shape) == [a for a in ("replicate", "shard", "sequence") if a in shape]
     product = 1
     for size in shape.values():
         product *= size
@@ -74,6 +74,8 @@ def test_resharding_to_a_part_of_the_ranks_needs_a_divisor():
         mesh_shape(ParallelConfig(reshard_after_forward=3), 4)
     with pytest.raises(ValueError, match=r"parallel.reshard_after_forward=1"):
         ParallelConfig(reshard_after_forward=1)
+    with pytest.raises(ValueError, match="and parallel.experts=2: .* to true or false"):
+        ParallelConfig(reshard_after_forward=2, experts=2)
 
 
 def check_meshes():

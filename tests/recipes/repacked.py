@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from parallel.fsdp import parallelize, set_last_micro_batch
 from parallel.mesh import ParallelConfig, SequenceConfig, build_mesh, mesh_shape
+from parallel.norm import copies
 from parallel.recompute import recompute
 from parallel.repacking.config import RepackingConfig
 from parallel.repacking.process_groups import make_groups
@@ -52,6 +53,7 @@ class Mix:
     checkpointing: str = "none"
     node_size: int = 2
     max_parent: int = 32
+    experts: int = 1
     settings: dict = field(default_factory=dict)
     counted: bool = True
     """Record every exchange, which takes longer than all else."""
@@ -83,17 +85,20 @@ def random_mixes(count, seed, nodes=(2, 4), documents=13, **given):
     return mixes
 
 
-def wide_mixes():
-    """Parents of 16 and 32 ranks, and nodes of four and eight; the parent solver may make them narrower."""
+def wide_mixes(numbers):
+    """Parents of 16 and 32 ranks, and nodes of four and eight; the parent solver may make them narrower.
+
+    The first six are each of the modes at each width.
+    """
     mixes = []
-    for number in range(10):
+    for number in numbers:
         random, P = Random(f"wide/{number}"), (16, 32)[number % 2]
         lengths = [90, *(random.choice(LENGTHS) for _ in range(random.randint(2, 30)))]
         mixes.append(
             Mix(
                 lengths, list(MODES)[number // 2 % 3], ((32, 4), (6, 2), (12, 1))[number % 3],
-                ("none", "none", "block")[number // 4], (8, 4)[number % 5 == 0], P,
-                {"several_widths": number < 6}, counted=number in (0, 3, 4, 7, 9),
+                ("none", "block")[number in (1, 4, 8)], (8, 4)[number % 5 == 0], P,
+                {"several_widths": number % 4 != 1}, counted=number in (0, 3, 4, 7, 9),
             )
         )  # fmt: skip
     return mixes
@@ -119,12 +124,14 @@ def ranks_of(mix, groups):
 
 def model_of(mix):
     H, K = mix.heads
-    return task(model={"num_heads": H, "num_kv_heads": K})
+    return task(
+        model={"num_heads": H, "num_kv_heads": K, "num_experts": 8 if mix.experts > 1 else 6}
+    )
 
 
 def as_one_process():
     """The loss asks nobody else for their visits."""
-    return patch("recipes.hybrid.sum_over_ranks", lambda values: values)
+    return patch("recipes.balance.sum_over_ranks", lambda values: values)
 
 
 def reference(mix, samples):
@@ -221,11 +228,12 @@ def check_steps(mixes, steps=5):
         ours.plan_samples(ranks_of(mix, groups))
         config = ParallelConfig(
             sequence=SequenceConfig(max_parent=mix.max_parent), repacking=mix.repacking,
-            activation_checkpointing=mix.checkpointing,
+            activation_checkpointing=mix.checkpointing, experts=mix.experts,
         )  # fmt: skip
         config.reduce_dtype = "float64"  # not for users: so that all is exact
         sharded = ours.build_model().double()
-        parallelize(sharded, build_mesh(mesh_shape(config, world), "cpu"), config)
+        experts = ours.experts(sharded)
+        parallelize(sharded, build_mesh(mesh_shape(config, world), "cpu"), config, experts)
         materialize(sharded, torch.device("cpu"), ours.init_weights, seed=1)
         single = alone.build_model().double()
         materialize(single, torch.device("cpu"), alone.init_weights, seed=1)
@@ -263,8 +271,21 @@ def train(ours, model, mix, step, world):
         total += loss.detach()
     if world > 1:
         dist.all_reduce(total)
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm = clipped([p.grad for p in model.parameters()], 1.0, world)
     optimizer.step()
     optimizer.zero_grad()
-    return total.item() / sums.item(), float(norm)
+    return total.item() / sums.item(), norm
+
+
+def clipped(grads, max_norm, world):
+    """Scales gradients to a norm of at most `max_norm`; returns the norm. In fp64, on any meshes."""
+    local = [g.to_local() if isinstance(g, DTensor) else g for g in grads]
+    squares = sum(
+        part.square().sum() / copies(grad, world) for part, grad in zip(local, grads, strict=True)
+    )
+    if world > 1:
+        dist.all_reduce(squares)
+    norm = squares.sqrt().item()
+    for part in local:
+        part.mul_(min(max_norm / (norm + 1e-6), 1.0))
+    return norm

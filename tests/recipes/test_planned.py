@@ -108,7 +108,7 @@ def test_the_mesh_has_all_ranks_together():
     config = ParallelConfig(sequence=SequenceConfig(max_parent=16))
     assert mesh_shape(config, 24) == {"shard": 1, "sequence": 24}
     assert [widest_parent(16, n) for n in (24, 32, 6, 1)] == [8, 16, 2, 1]
-    for axis in ("replicate", "shard", "expert"):
+    for axis in ("replicate", "shard"):
         with pytest.raises(ValueError, match=f"set parallel.{axis}=1"):
             mesh_shape(ParallelConfig(sequence=config.sequence, **{axis: 2}), 4)
 

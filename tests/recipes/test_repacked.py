@@ -31,5 +31,6 @@ def test_five_steps_of_an_optimizer_stay_equal():
     mixes = [
         Mix([], "solver", (6, 2), "block", node_size=2),
         Mix([], "wide", (6, 1)),
+        Mix([], "solver", (6, 2), "block", node_size=2, experts=2),
     ]
-    assert run_ranks(4, check_steps, mixes) == [2] * 4
+    assert run_ranks(4, check_steps, mixes) == [3] * 4

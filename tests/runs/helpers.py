@@ -2,18 +2,22 @@
 
 A new interpreter imports for four seconds, so the same program is also forked from one that has:
 
-`run` (`start`, `finish`)       all new interpreters: for other launchers, and the first moments
-`program` (`launch`, `finish`)  a forked launcher, whose ranks are new interpreters: for signals, deaths,
-                                and all that ends before there are ranks
+`run` (`start`, `finish`)       all new interpreters: for the way there, and the first moments
+`program` (`launch`, `finish`)  a forked launcher that forks its ranks: for signals, deaths, other
+                                launchers, and all that ends before there are ranks
 `train`                         forked ranks and no launcher: for what is in the folder afterwards
 """
 
 import json
 import os
+import re
+import runpy
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
+from multiprocessing import get_context
 from pathlib import Path
 
 from tests.ranks import forks
@@ -63,11 +67,11 @@ def run(*arguments, cwd, timeout=180, **keywords):
 
 
 class Forked:
-    """`python -m trainer ARGUMENTS`, forked, with what tests ask of a `Popen`."""
+    """`python -m MODULE ARGUMENTS`, forked, with what tests ask of a `Popen`."""
 
-    def __init__(self, arguments, cwd, env):
+    def __init__(self, arguments, cwd, env, module="trainer"):
         self._console = tempfile.NamedTemporaryFile("r")  # noqa: SIM115
-        words = list(map(str, arguments))
+        words = [module, *map(str, arguments)]
         self._process = forks.Process(target=_program, args=(words, cwd, env, self._console.name))
         self._process.start()
         self.pid = self._process.pid
@@ -89,14 +93,14 @@ class Forked:
         return self._console.read(), None
 
 
-def launch(*arguments, cwd, env=None):
-    """Start a forked launcher. Ranks that it starts are new interpreters, as ever."""
-    return Forked(arguments, cwd, env or {})
+def launch(*arguments, cwd, env=None, module="trainer"):
+    """Start a forked launcher, whose ranks are forks of itself; also of `module` torch.distributed.run."""
+    return Forked(arguments, cwd, env or {}, module)
 
 
-def program(*arguments, cwd, env=None, timeout=180):
+def program(*arguments, cwd, env=None, timeout=180, **keywords):
     """Launch and finish."""
-    return finish(launch(*arguments, cwd=cwd, env=env), timeout)
+    return finish(launch(*arguments, cwd=cwd, env=env, **keywords), timeout)
 
 
 def train(*arguments, cwd, ranks=2, env=None, timeout=180):
@@ -123,18 +127,59 @@ def together(arguments, cwd, environments, timeout=180):
     return next((code for code, _ in ended if code), 0), "".join(output for _, output in ended)
 
 
-def _program(arguments, cwd, env, console):
-    """What a new interpreter would be given, and then `python -m trainer`."""
+def _program(words, cwd, env, console):
+    """What a new interpreter would be given, and then `python -m WORDS`."""
+    import torch
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
     with open(console, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(cwd)
     os.environ.update({**ENVIRONMENT, **env})
     sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.argv = ["trainer", *arguments]
-    from trainer.__main__ import main
+    if torch.cuda.device_count() == 0:  # drivers do not survive a fork
+        SubprocessHandler._popen = _fork_rank
+    _run_module(*words)
 
-    main()
+
+class ForkedRank(get_context("fork").Process):
+    """What torch's launcher asks of a `Popen`."""
+
+    def poll(self):
+        return self.exitcode
+
+    def wait(self, timeout=None):
+        self.join(timeout)
+        if self.is_alive():
+            raise subprocess.TimeoutExpired(self.name, timeout)
+        return self.exitcode
+
+
+def _fork_rank(handler, command, environment):
+    """Where torch's launcher would start `python ... -m WORDS`: a fork that becomes it."""
+    from trainer import stop
+
+    words = command[command.index("-m") + 1 :]
+
+    def become():
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(environment)
+        Path("/proc/self/comm").write_text(f"rank {environment['RANK']}")
+        stop._received.clear()  # the launcher's own
+        _run_module(*words)
+
+    rank = ForkedRank(target=become)
+    rank.start()
+    return rank
+
+
+def _run_module(module, *words):
+    """`python -m MODULE WORDS`, in a process that may have imported it."""
+    sys.argv = [module, *words]
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def wait_for(condition, timeout=90):
@@ -195,14 +240,14 @@ def ranks_of(pid):
     found = {}
     for child in children(pid):
         try:
-            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
+            command, environment, name = (
+                Path(f"/proc/{child}/{file}").read_text() for file in ("cmdline", "environ", "comm")
+            )
         except OSError:
             continue
-        if b"trainer.worker" in command:
-            rank = next((e for e in environment if e.startswith(b"RANK=")), None)
-            if rank:
-                found[int(rank[5:])] = child
+        new = re.search(r"(?:^|\0)RANK=(\d+)", environment) if "trainer.worker" in command else None
+        if rank := re.fullmatch(r"rank (\d+)\n", name) or new:
+            found[int(rank[1])] = child
     return found
 
 

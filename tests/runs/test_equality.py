@@ -79,7 +79,7 @@ def test_a_killed_run_started_again_ends_with_the_same_weights(tmp_path):
     import os
 
     os.kill(ranks[victim], signal.SIGKILL)
-    code, output = finish(process, timeout=40)
+    code, output = finish(process)
     assert code == 1, output
     assert f"rank {victim} was killed by SIGKILL" in output
     assert "Traceback" not in output

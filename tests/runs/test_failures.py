@@ -51,7 +51,7 @@ def test_an_exception_on_one_rank_ends_the_job_with_its_traceback_once(plugin, t
     assert output.count("Traceback (most recent call last)") == 1
     assert "rank 1 failed:" in output
     assert output.count("RuntimeError: this rank was told to fail") == 1
-    assert time.monotonic() - begin < 40
+    assert time.monotonic() - begin < 60
     end = metrics(tmp_path / "r", "end")[-1]  # by the launcher: rank 0 only saw rank 1 go
     assert end["why"] == "rank 1 failed: RuntimeError: this rank was told to fail"
     assert 'class="state failed"' in (tmp_path / "r" / "report.html").read_text()
@@ -70,17 +70,15 @@ def test_an_exception_in_process_shows_its_traceback_once(plugin, tmp_path):
 
 
 def test_a_rank_that_leaves_early_ends_the_job(plugin, tmp_path):
-    code, output = program(*FAULTY, "task.fault=exit", cwd=tmp_path, env=plugin, timeout=60)
+    code, output = program(*FAULTY, "task.fault=exit", cwd=tmp_path, env=plugin)
     assert code == 1, output
 
 
 def test_a_rank_that_hangs_ends_the_job_at_the_timeout(plugin, tmp_path):
     begin = time.monotonic()
-    code, output = program(
-        *FAULTY, "task.fault=hang", "launch.timeout=5", cwd=tmp_path, env=plugin, timeout=90
-    )
+    code, output = program(*FAULTY, "task.fault=hang", "launch.timeout=5", cwd=tmp_path, env=plugin)
     assert code == 1, output
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 80
     assert "timeout" in output.lower() or "timed out" in output.lower()
 
 

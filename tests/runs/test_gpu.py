@@ -127,6 +127,21 @@ def test_compiled_blocks_train_the_same(tmp_path):
 
 
 @two_gpus
+def test_two_gpus_that_divide_experts_agree_with_two_that_do_not(tmp_path):
+    found = []
+    for experts in (1, 2):
+        code, output = run(
+            "+recipe=hybrid_1f3s", *SMALL, *BF16, "model.num_layers=4", "model.expert_size=32",
+            "model.num_heads=4", "model.num_kv_heads=2", "model.head_dim=32",
+            "parallel.activation_checkpointing=block", "launch.nproc=2",
+            f"parallel.experts={experts}", "trainer.steps=10", f"run.dir={experts}", cwd=tmp_path,
+        )  # fmt: skip
+        assert code == 0, output
+        found.append(losses(tmp_path / str(experts)))
+    assert found[1] == pytest.approx(found[0], abs=2e-2)
+
+
+@two_gpus
 @pytest.mark.parametrize(
     "model",
     [[], ["model.type=mistral", "+model.config.sliding_window=9", "parallel.sequence.sliding_window=halo"]],
@@ -141,3 +156,36 @@ def test_two_gpus_that_share_sequences_agree_with_one(model, tmp_path):
         assert code == 0, output
         found.append(losses(tmp_path / str(size)))
     assert found[1] == pytest.approx(found[0], abs=2e-2)
+
+
+QUIET = ("trainer.workers=0", "logging.wandb.mode=disabled", "logging.every=1", "checkpoint.every=0",
+         "trainer.eval_every=0", "optim.warmup=0", "optim.schedule=constant")  # fmt: skip
+LARGE = {
+    "llama70b": [*SMALL, "model.hidden_size=256", "model.intermediate_size=512", "model.head_dim=64",
+                 "model.vocab_size=257"],
+    "qwen3_30b_a3b": ["model.num_layers=2", "model.hidden_size=256", "model.num_heads=4",
+                      "model.num_kv_heads=2", "model.head_dim=64", "model.vocab_size=257",
+                      "model.config.moe_intermediate_size=128", "model.config.num_experts=8",
+                      "model.config.num_experts_per_tok=2", "data.sequence_length=128"],
+    "wan22": ["model.num_layers=2", "model.num_heads=4", "model.head_dim=64", "model.text_size=64",
+              "model.intermediate_size=512", "data.frames=2", "data.height=16", "data.width=16",
+              "data.max_words=16", "data.samples=8", "data.holdout=0"],
+}  # fmt: skip
+"""The large recipes, cut down to sizes that kernels of GPUs take."""
+
+
+@two_gpus
+@pytest.mark.parametrize("name", LARGE)
+def test_large_recipes_learn_the_same_on_two_gpus_as_on_one(name, tmp_path):
+    """In bf16 on TIDE, all groups of it, with recomputation; learns what it has seen."""
+    if name == "wan22":
+        pytest.importorskip("diffusers")
+    cut = (f"+recipe={name}_fsdp_tide", *LARGE[name], *QUIET, "trainer.batch_size=8",
+           "trainer.micro_batch_size=2", "collectives.smallest=0", "optim.lr=3e-3",
+           "trainer.steps=30")  # fmt: skip
+    for ranks in (1, 2):
+        code, output = run(*cut, f"launch.nproc={ranks}", f"run.dir={ranks}", cwd=tmp_path)
+        assert code == 0, output
+    one, two = (losses(tmp_path / str(ranks)) for ranks in (1, 2))
+    assert two[:10] == pytest.approx(one[:10], rel=2e-2)
+    assert two[-1] < 0.95 * two[0]

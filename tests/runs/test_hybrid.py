@@ -24,19 +24,31 @@ SMALL = (
 
 
 def test_a_hybrid_run_is_resumed_and_exported_and_goes_on_from_there(tmp_path, monkeypatch, capsys):
-    afmoe = (*SMALL, "model.sparse=sliding_window", "optim.warmup=0")
-    for folder, steps in (("straight", 4), ("r", 2), ("r", 4)):
+    # The balance is one of each micro-batch, and four ranks have other micro-batches than two.
+    afmoe = (*SMALL, "model.sparse=sliding_window", "optim.warmup=0", "task.balance=0")
+    for folder, steps, ranks, experts in (
+        ("straight", 4, 2, 1), ("r", 2, 2, 1), ("r", 4, 2, 1), ("divided", 2, 4, 4), ("divided", 4, 2, 2),
+    ):  # fmt: skip
         code, output = train(*afmoe, f"trainer.steps={steps}", f"run.dir={folder}",
-                             "trainer.resume=auto", "optim.schedule=constant", cwd=tmp_path)  # fmt: skip
+                             f"parallel.experts={experts}", "trainer.resume=auto",
+                             "optim.schedule=constant", cwd=tmp_path, ranks=ranks)  # fmt: skip
         assert code == 0, output
+        assert (f"experts divided by {experts}" in output) == (experts > 1)
     monkeypatch.chdir(tmp_path)
-    straight, resumed = ([row["loss"] for row in metrics(run)] for run in ("straight", "r"))
+    straight, resumed, divided = (
+        [row["loss"] for row in metrics(run)] for run in ("straight", "r", "divided")
+    )
     assert straight == resumed
+    assert divided == pytest.approx(straight, abs=2e-4)
     assert straight[-1] < straight[0] - 0.2
+    alone, parted = (weights(run, 4)[0] for run in ("r", "divided"))
+    assert alone.keys() == parted.keys()
+    for name, tensor in alone.items():
+        torch.testing.assert_close(tensor, parted[name], rtol=0, atol=2e-3, msg=name)
 
-    assert export(["r", "out", "--dtype", "float32"]) == DONE
+    assert export(["divided", "out", "--dtype", "float32"]) == DONE
     assert "in float32, token ids are byte values" in capsys.readouterr().out
-    saved, _ = weights("r", 4)
+    saved, _ = weights("divided", 4)
     ours = Hybrid(HybridConfig(path="out").shape(read_folder("out"), 257))
     ours.load_state_dict(
         {name.removeprefix("model/"): t for name, t in saved.items() if name.startswith("model/")}

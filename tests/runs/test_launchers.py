@@ -15,7 +15,6 @@ from tests.runs.helpers import (
     metrics,
     program,
     reached,
-    run,
     start,
     together,
     train,
@@ -23,17 +22,18 @@ from tests.runs.helpers import (
 )
 
 pytestmark = pytest.mark.slow
-TORCHRUN = ("-m", "torch.distributed.run")
+TORCHRUN = "torch.distributed.run"
 
 
 def test_torchrun_on_two_nodes_makes_one_run(tmp_path):
-    """Two agents on this machine, two ranks each: one run folder, one console, one configuration."""
+    """Two agents on this machine, two ranks each, all of them new interpreters: one run folder, one
+    console, one configuration."""
     port = 20_000 + os.getpid() % 20_000
     common = [
         "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
         "--local-addr=127.0.0.1", "-m", "trainer", *SMALL, "trainer.steps=4", "parallel.replicate=2",
     ]  # fmt: skip
-    nodes = [start(*common, cwd=tmp_path, prefix=TORCHRUN) for _ in range(2)]
+    nodes = [start(*common, cwd=tmp_path, prefix=("-m", TORCHRUN)) for _ in range(2)]
     ended = [finish(node) for node in nodes]
     assert [code for code, _ in ended] == [0, 0], ended
     output = "".join(text for _, text in ended)
@@ -50,9 +50,9 @@ def test_torchrun_on_two_nodes_makes_one_run(tmp_path):
 
 
 def test_torchrun_prints_a_wrong_key_once(tmp_path):
-    code, output = run(
+    code, output = program(
         "--standalone", "--nproc-per-node=2", "-m", "trainer", "paralel.shard=2", cwd=tmp_path,
-        prefix=TORCHRUN,
+        module=TORCHRUN,
     )  # fmt: skip
     assert code != 0
     assert output.count("did you mean parallel.shard?") == 1
@@ -85,7 +85,7 @@ def test_ranks_with_other_data_are_refused(tmp_path):
         (tmp_path / str(rank)).mkdir()
         (tmp_path / str(rank) / "a.txt").write_text(text)
         nodes.append(
-            start(
+            launch(
                 "--nnodes=2",
                 "--nproc-per-node=1",
                 "--rdzv-backend=c10d",
@@ -98,21 +98,21 @@ def test_ranks_with_other_data_are_refused(tmp_path):
                 "data.holdout=0",
                 f"run.dir={tmp_path}/r",
                 cwd=tmp_path / str(rank),
-                prefix=TORCHRUN,
+                module=TORCHRUN,
             )
         )
-    output = "".join(finish(node, timeout=90)[1] for node in nodes)
+    output = "".join(finish(node)[1] for node in nodes)
     assert "ranks found different training data" in output
 
 
 def test_torchruns_sigterm_saves(tmp_path):
-    process = start(
+    process = launch(
         "--standalone", "--nproc-per-node=2", "-m", "trainer", *SMALL, "trainer.steps=100000",
-        "run.dir=r", cwd=tmp_path, prefix=TORCHRUN,
+        "run.dir=r", cwd=tmp_path, module=TORCHRUN,
     )  # fmt: skip
     wait_for(lambda: reached(tmp_path / "r", 3))
     process.send_signal(signal.SIGTERM)
-    _, output = finish(process, timeout=60)
+    _, output = finish(process)
     assert "resume with: the same command with run.dir=r trainer.resume=auto" in output
     last = metrics(tmp_path / "r")[-1]["step"]
     assert (tmp_path / "r" / "checkpoints" / f"step-{last:08d}" / "trainer.json").is_file()
@@ -155,9 +155,9 @@ def test_a_sweep_runs_each_value_in_a_folder_of_its_own(tmp_path):
 
 
 def test_under_torchrun_a_failing_rank_shows_its_traceback_once(plugin, tmp_path):
-    code, output = run(
+    code, output = program(
         "--standalone", "--nproc-per-node=2", "-m", "trainer", "task=faulty", "model=faulty",
-        "data=faulty", *SMALL, "task.fault=raise", cwd=tmp_path, prefix=TORCHRUN, env=plugin,
+        "data=faulty", *SMALL, "task.fault=raise", cwd=tmp_path, module=TORCHRUN, env=plugin,
     )  # fmt: skip
     assert code == 1, output
     assert output.count("RuntimeError: this rank was told to fail") == 1, output

@@ -50,7 +50,7 @@ def test_a_signal_while_training(number, changes, tmp_path):
     process = launch(*SMALL, *LONG, *changes, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 5))
     process.send_signal(number)
-    last = check_stopped(*finish(process, timeout=30), tmp_path)
+    last = check_stopped(*finish(process), tmp_path)
     again = program if "launch.nproc=1" in changes else train
     code, output = again(
         *SMALL, *LONG, *changes, f"trainer.steps={last + 2}", "trainer.resume=auto", cwd=tmp_path
@@ -65,21 +65,21 @@ def test_ctrl_c_on_a_terminal_reaches_the_launcher_only_once(tmp_path):
     process = start(*SMALL, *LONG, cwd=tmp_path, start_new_session=True)
     wait_for(lambda: reached(tmp_path / "r", 3))
     os.killpg(process.pid, signal.SIGINT)
-    check_stopped(*finish(process, timeout=30), tmp_path)
+    check_stopped(*finish(process), tmp_path)
 
 
 def test_a_signal_to_one_rank_stops_all(tmp_path):
     process = launch(*SMALL, *LONG, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
     os.kill(ranks_of(process.pid)[1], signal.SIGTERM)
-    check_stopped(*finish(process, timeout=30), tmp_path)
+    check_stopped(*finish(process), tmp_path)
 
 
 def test_a_file_stops_a_run_too(tmp_path):
     process = launch(*SMALL, *LONG, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
     (tmp_path / "r" / "stop").touch()
-    check_stopped(*finish(process, timeout=30), tmp_path)
+    check_stopped(*finish(process), tmp_path)
 
 
 @pytest.mark.parametrize("delay", [0.0, 3.0, 5.0])
@@ -89,7 +89,7 @@ def test_a_signal_while_starting(delay, tmp_path):
     wait_for(lambda: catches(process.pid, signal.SIGTERM))  # Python itself has to start first
     time.sleep(delay)
     process.send_signal(signal.SIGTERM)
-    code, output = finish(process, timeout=60)
+    code, output = finish(process)
     assert code == 75, output
     assert "start again with the same command" in output or "resume with" in output
 
@@ -100,7 +100,7 @@ def test_a_signal_while_evaluating(tmp_path):
     wait_for(lambda: reached(tmp_path / "r", 4))
     time.sleep(0.5)  # an evaluation of the whole held-out half takes minutes
     process.send_signal(signal.SIGTERM)
-    last = check_stopped(*finish(process, timeout=30), tmp_path)
+    last = check_stopped(*finish(process), tmp_path)
     assert last == 4
     assert metrics(tmp_path / "r", "eval") == []
     # Going on begins with the evaluation that was interrupted, made short here.
@@ -119,7 +119,7 @@ def test_a_signal_while_saving(tmp_path):
     folder = tmp_path / "r" / "checkpoints"
     wait_for(lambda: any(folder.glob(".saving-*")))
     process.send_signal(signal.SIGTERM)
-    check_stopped(*finish(process, timeout=30), tmp_path)
+    check_stopped(*finish(process), tmp_path)
 
 
 @pytest.mark.skipif("not __import__('shutil').which('g++')", reason="needs a C++ compiler")
@@ -130,7 +130,7 @@ def test_a_signal_while_compiling(tmp_path):
     )  # fmt: skip
     wait_for(lambda: (tmp_path / "inductor").exists())
     process.send_signal(signal.SIGTERM)
-    code, output = finish(process, timeout=120)
+    code, output = finish(process)
     assert code == 75, output
     assert "Traceback" not in output
 
@@ -145,8 +145,8 @@ def test_a_second_signal_stops_at_once(tmp_path):
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
     begin = time.monotonic()
-    code, output = finish(process, timeout=20)
+    code, output = finish(process)
     assert code == 1, output
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
     assert "stopped at once, without saving" in output
-    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()), 10)
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in ranks.values()))

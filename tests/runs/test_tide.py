@@ -64,8 +64,20 @@ def test_a_killed_rank_ends_the_run_and_leaves_nothing(node_size, tmp_path):
     wait_for(lambda: reached(tmp_path / "r", 3))
     begin = time.monotonic()
     os.kill(ranks_of(process.pid)[0], signal.SIGKILL)
-    code, output = finish(process, timeout=30)
+    code, output = finish(process)
     assert code == 1, output
     assert "rank 0 was killed by SIGKILL" in output
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 50
     assert not {name for name in set(os.listdir("/dev/shm")) - before if "springtide" in name}
+
+
+def test_the_recipe_for_70b_cut_down_learns(tmp_path):
+    """In bf16, with recomputed layers, as it is made for."""
+    cut = [key for key in SMALL if not key.startswith("trainer.batch_size")]
+    code, output = train(
+        "+recipe=llama70b_fsdp_tide", *cut, "model.vocab_size=257", "trainer.batch_size=4",
+        "trainer.steps=4", "optim.lr=1e-2", "optim.warmup=0", "run.dir=r", cwd=tmp_path,
+    )  # fmt: skip
+    assert code == 0, output
+    losses = [row["loss"] for row in metrics(tmp_path / "r")]
+    assert losses[-1] < losses[0] - 0.2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runs.helpers import SMALL, metrics, run
+from tests.runs.helpers import SMALL, metrics, program
 from tests.trainer.watch.test_tracker import history
 
 pytestmark = pytest.mark.slow
@@ -15,7 +15,7 @@ def test_a_resumed_run_has_each_step_once_wherever_one_looks(tmp_path):
         "run.dir=r", "trainer.resume=auto", "trainer.eval_every=5", "trainer.eval_samples=8",
     ]  # fmt: skip
     environment = {"WANDB_MODE": "offline"}
-    code, output = run(
+    code, output = program(
         *common, "trainer.steps=5", "checkpoint.at_end=false", "trainer.profile.steps=[2,3]",
         cwd=tmp_path, env=environment,
     )  # fmt: skip
@@ -26,7 +26,7 @@ def test_a_resumed_run_has_each_step_once_wherever_one_looks(tmp_path):
     assert sorted(file.name for file in (folder / "profile").iterdir()) == [
         "rank0.json.gz", "rank1.json.gz",
     ]  # fmt: skip
-    code, output = run(*common, "trainer.steps=7", cwd=tmp_path, env=environment)
+    code, output = program(*common, "trainer.steps=7", cwd=tmp_path, env=environment)
     assert code == 0, output
     assert "switched off" not in output
 

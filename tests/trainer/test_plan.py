@@ -41,7 +41,6 @@ def test_epochs_limit_the_steps():
         (2, {}, {"batch_size": 32, "micro_batch_size": 5}, "set trainer.micro_batch_size to a divisor of 16"),
         (2, {"shard": 3}, {}, "parallel.shard=3 needs 3 ranks, but there are 2"),
         (2, {"sequence": SequenceConfig(size=2)}, {}, "parallel.sequence.size=2: task pretrain cannot run on the axis sequence"),
-        (2, {"expert": 2}, {}, "parallel.expert=2: task pretrain cannot run on the axis expert"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_says_what_to_set(world_size, parallel, trainer, message):

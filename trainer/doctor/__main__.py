@@ -17,12 +17,16 @@ def main() -> None:
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), help="where runs will be written"
     )
+    parser.add_argument(
+        "--require-gpu", action="store_true", help="a machine without GPUs is a problem"
+    )
     options = parser.parse_args()
     nccl.load()  # the one that runs would use, before torch loads its own
-    os._exit(_look(options.runs.absolute()))  # threads of a process group could hang the end
+    # threads of a process group could hang the end
+    os._exit(_look(options.runs.absolute(), options.require_gpu))
 
 
-def _look(folder: Path) -> int:
+def _look(folder: Path, require_gpu: bool) -> int:
     from trainer.doctor.cluster import look_together
     from trainer.doctor.finding import is_fit, lines
     from trainer.doctor.machine import look
@@ -32,7 +36,9 @@ def _look(folder: Path) -> int:
     if "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         os.environ |= slurm_environment(os.environ)
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
-    findings = list(look(folder)) if local_rank == 0 else []  # a node is looked at once
+    findings = (
+        list(look(folder, require_gpu)) if local_rank == 0 else []
+    )  # a node is looked at once
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         with process_group(120.0, alone=False) as device:
             local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from collectives.host import broadcast, gather_objects
 from collectives.nccl import running_version, version_text
 from trainer.doctor.finding import NOTE, PROBLEM, WELL, Finding
+from trainer.doctor.tide import ways
 
 SKEW = 1.0
 """Seconds between clocks, from where on logs of nodes cannot be read together."""
@@ -42,6 +43,7 @@ def look_together(
     yield from differences(about)
     yield skew(gather_objects(clock_offset()))
     yield shared_folder(folder)
+    yield from ways(local_size, device)
     if len(about) > local_size:
         yield network(local_size, device)
 

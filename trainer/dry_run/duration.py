@@ -66,12 +66,13 @@ def duration(
         )
         for phase, times in ((0, 1), (1, 2.5))  # fused attention forms its scores again
     )
-    trained = sum(g.trained for g in groups) / shards
+    trained = sum(g.trained * g.experts for g in groups) / shards
     optimizer = trained * OPTIMIZER_BYTES / (MEMORY * device.memory_rate)
     pace = _seconds_a_byte(wire, collectives, device)
     exposed = max(wire.gather_forward * pace - forward, 0.0)
     exposed += max((wire.gather_backward + wire.reduce_scatter) * pace - backward, 0.0)
     exposed += wire.all_reduce * pace
+    exposed += wire.rows / (LINKS["stock"] * device.link_rate)  # compute waits for them
     # Nothing hides the first layer on its way in, nor the last one's gradients on their way out.
     exposed += (wire.gather_forward + wire.reduce_scatter) / accumulation * pace / len(groups)
     return Duration(forward, backward, optimizer, exposed)

@@ -8,6 +8,8 @@ import torch
 
 from collectives.config import CollectivesConfig
 from parallel.blocks import find_blocks
+from parallel.experts.divide import divide
+from parallel.experts.exchange import ExpertRanks
 from parallel.recompute import recompute
 from parallel.tide.suitable import SMALLEST
 from recipes.task import Foresees, Samples, Task
@@ -18,7 +20,7 @@ from trainer.dry_run.memory import Group, Memory, estimate, groups_of
 from trainer.dry_run.probe import Probe, probe
 from trainer.dry_run.wire import Wire, bytes_sent
 from trainer.plan import Plan
-from trainer.sharing import node_size
+from trainer.sharing import experts_of, node_size
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,15 @@ def forecast(
 ) -> Forecast:
     """Work everything out for the first micro-batch; `device` None: CPU ranks."""
     model: Any = task.build_model()
-    groups = groups_of(model, config.parallel)
+    experts, ranks = experts_of(task, config, model), ExpertRanks(config.parallel.experts)
+    divide(experts, ranks, None)
+    groups = groups_of(model, config.parallel, experts)
     for _, block in find_blocks(model):
         recompute(block, config.parallel.activation_checkpointing)
     model.to(getattr(torch, config.parallel.param_dtype))
     host = task.collate([samples[i % len(samples)] for i in range(plan.micro_batch_size)])
     watched, problem = _watch(task, model, groups, host)
+    rows = ranks.foreseen
     fullest, lines = watched, dict[str, str]()
     if isinstance(task, Foresees):
         lines = dict(task.foresee(host))
@@ -66,12 +71,14 @@ def forecast(
         config.parallel,
         settings,
         plan.accumulation,
+        rows,
     )
     flops = task.flops(host)
     micros = plan.averaging_ranks * plan.accumulation  # each of a rank's own tokens
+    parameters = sum(g.numel * g.experts for g in groups)
     found = Forecast(
-        parameters=sum(g.numel for g in groups),
-        owned=sum(g.numel for g in groups) // shards,
+        parameters=parameters,
+        owned=parameters // shards,
         labels=task.count(host) * micros,
         flops=flops * micros,
         wire=wire,

@@ -25,7 +25,9 @@ def forecast_lines(
 ) -> dict[str, str]:
     """Lines by name; a line may have breaks in it."""
     lines = {
-        "layout": "\n".join(layout(plan, node_size(config, plan.world_size))),
+        "layout": "\n".join(
+            layout(plan, node_size(config, plan.world_size), config.parallel.experts)
+        ),
         "parameters": f"{short(found.parameters)}, {short(found.owned)} on a rank",
         "memory a rank": "\n".join(_memory(config, found, device)),
     }
@@ -45,7 +47,7 @@ def _fits(found: Forecast, device: Device | None) -> bool:
     return device is None or found.memory is None or found.memory.total <= room(device)
 
 
-def layout(plan: Plan, node: int) -> Iterator[str]:
+def layout(plan: Plan, node: int, experts: int = 1) -> Iterator[str]:
     """Which ranks are together along each axis: the first groups of each."""
     nodes = -(-plan.world_size // node)
     yield f"{nodes} {'nodes' if nodes > 1 else 'node'} of {min(node, plan.world_size)}"
@@ -57,6 +59,14 @@ def layout(plan: Plan, node: int) -> Iterator[str]:
         yield f"{axis} {size}: ranks {shown}{more}"
     if "sequence" in plan.mesh:
         yield f"weights are sharded over shard and sequence: {plan.weight_shards} ranks"
+    if experts > 1:
+        blocks = ranks.reshape(-1, experts)
+        shown = "  ".join(_span(block.tolist()) for block in blocks[:3])
+        more = f"  ... {len(blocks)} in all" if len(blocks) > 3 else ""
+        yield (
+            f"experts divided by {experts}: ranks {shown}{more}; each sharded over "
+            f"{plan.weight_shards // experts}"
+        )
 
 
 def _span(ranks: Sequence[int]) -> str:
@@ -99,6 +109,8 @@ def _wire(config: Config, plan: Plan, found: Forecast) -> Iterator[str]:
     )
     if wire.across:
         yield f"{_gb(wire.across)} of it between nodes"
+    if wire.rows:
+        yield f"{_gb(wire.rows)} of rows to experts and back, inside nodes, if they are visited evenly"
 
 
 def _time(plan: Plan, found: Forecast, device: Device | None) -> dict[str, str]:

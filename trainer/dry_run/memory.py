@@ -11,6 +11,7 @@ from collectives.config import CollectivesConfig
 from collectives.tide.layout import cut, make_layout
 from collectives.tide.reduce_scatter import DEPTH
 from parallel.blocks import find_blocks, large_leaves
+from parallel.experts.layout import side_to_shard
 from parallel.mesh import ParallelConfig
 from parallel.tide.suitable import TENSORS
 from trainer.dry_run.probe import Moment, Probe
@@ -28,25 +29,35 @@ class Group:
     parameters: Sequence[nn.Parameter]
     reshards: bool
     """Whether it is given back after the forward pass."""
+    experts: int = 1
+    """Ranks that divide these experts; parameters are one rank's part."""
 
     @property
     def numel(self) -> int:
-        """Elements, sharding aside."""
+        """Elements that a rank has when they are gathered."""
         return sum(p.numel() for p in self.parameters)
 
     @property
     def trained(self) -> int:
-        """Elements that have gradients."""
+        """Of them, those that have gradients."""
         return sum(p.numel() for p in self.parameters if p.requires_grad)
 
 
-def groups_of(model: nn.Module, config: ParallelConfig) -> list[Group]:
-    """The groups that `parallel.fsdp.parallelize` makes."""
+def groups_of(
+    model: nn.Module, config: ParallelConfig, experts: Sequence[nn.Module] = ()
+) -> list[Group]:
+    """The groups that `parallel.fsdp.parallelize` makes; `experts` have been divided."""
     blocks = find_blocks(model)
     leaves = large_leaves(model, blocks)
     groups = [Group(name, list(leaf.parameters()), False) for name, leaf in leaves]
     keep = config.reshard_after_forward is False
-    groups += [Group(name, list(block.parameters()), not keep) for name, block in blocks]
+    for number, module in enumerate(experts):
+        name = f"experts {number}"
+        groups.append(Group(name, list(module.parameters()), not keep, config.experts))
+    taken = {id(p) for group in groups for p in group.parameters}
+    for name, block in blocks:
+        own = [p for p in block.parameters() if id(p) not in taken]
+        groups.append(Group(name, own, not keep))
     taken = {id(p) for group in groups for p in group.parameters}
     rest = [p for p in model.parameters() if id(p) not in taken]
     return [*groups, Group("the rest", rest, False)] if rest else groups
@@ -131,6 +142,25 @@ def _buffers(
     parallel: ParallelConfig,
     collectives: CollectivesConfig,
 ) -> Buffers:
+    """Of each process group that parameters are sharded over: of experts that are divided, another."""
+    found = Buffers()
+    for experts in sorted({group.experts for group in groups}):
+        alike = [group for group in groups if group.experts == experts]
+        one = _buffers_of_one(alike, shard, shards // experts, parallel, collectives)
+        found.gathered += one.gathered
+        found.staging += one.staging
+        found.reducing = max(found.reducing, one.reducing)
+        found.cast += one.cast
+    return found
+
+
+def _buffers_of_one(
+    groups: Sequence[Group],
+    shard: dict[str, int],
+    shards: int,
+    parallel: ParallelConfig,
+    collectives: CollectivesConfig,
+) -> Buffers:
     size, found = _size(parallel.param_dtype), Buffers()
     if shards == 1:
         if parallel.param_dtype != "float32":  # nothing is gathered, but layers in use are cast
@@ -172,11 +202,15 @@ def is_large(group: Group, collectives: CollectivesConfig, size: int) -> bool:
 
 def _slot(group: Group, shards: int, dtype: str) -> int:
     kind = getattr(torch, dtype)
-    return make_layout(shards, [(cut(p.shape, 0, shards), kind) for p in group.parameters]).nbytes
+    dims = [0 if group.experts == 1 else side_to_shard(p.shape, shards) for p in group.parameters]
+    cuts = [cut(p.shape, dim or 0, shards) for p, dim in zip(group.parameters, dims, strict=True)]
+    return make_layout(shards, [(c, kind) for c in cuts]).nbytes
 
 
 def _shard_numel(group: Group, shards: int) -> int:
     """Elements of the largest shard: of the first rank, which rounding favours."""
+    if group.experts > 1:  # along a side that divides
+        return group.numel * group.experts // shards
     return sum(
         math.ceil((p.shape[0] if p.ndim else 1) / shards) * math.prod(p.shape[1:])
         for p in group.parameters

@@ -102,7 +102,7 @@ def probe(
         watch.seen[tensor.untyped_storage()] = None
     handles = [handle for group in groups for handle in _reduce_together(group, watch.next_moment)]
     try:
-        with _attention_of_gpus(), watch:
+        with _kernels_of_gpus(), watch:
             value = loss()
             found.loss_activations, watch.phase = watch.alive, 1
             value.backward()
@@ -149,16 +149,40 @@ class _Flash(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
+class _Norm(torch.autograd.Function):
+    """Stands in for a GPU's kernel of RMS norms, which keeps its input and a number a row."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, weight: Tensor | None) -> Tensor:
+        root = x.new_empty(x.shape[:-1], dtype=torch.float32)
+        context.save_for_backward(x, root, *([] if weight is None else [weight]))
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(context: Any, grad: Tensor) -> Any:
+        x, _, *weights = context.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weights[0]) if weights else None
+
+
 @contextmanager
-def _attention_of_gpus() -> Iterator[None]:
-    """Meta tensors would take attention's slow way, which keeps every score."""
+def _kernels_of_gpus() -> Iterator[None]:
+    """Meta tensors would go slow ways: of attention, which keeps every score, and of norms, in steps."""
     functional: Any = nn.functional
-    original = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = lambda q, k, v, *_, **__: _Flash.apply(q, k, v)
+    attention, rms_norm = functional.scaled_dot_product_attention, functional.rms_norm
+
+    def fused(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Any:
+        return _Flash.apply(query, key, value)
+
+    def norm(x: Tensor, shape: Any, weight: Tensor | None = None, eps: float | None = None) -> Any:
+        if len(shape) > 1 or (weight is not None and weight.dtype != x.dtype):
+            return rms_norm(x, shape, weight, eps)  # as GPUs do, too
+        return _Norm.apply(x, weight)
+
+    functional.scaled_dot_product_attention, functional.rms_norm = fused, norm
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = original
+        functional.scaled_dot_product_attention, functional.rms_norm = attention, rms_norm
 
 
 def _flat(value: Any) -> Iterator[Any]:

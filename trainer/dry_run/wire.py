@@ -1,7 +1,10 @@
-"""Bytes that a rank sends in a step, by collective: arithmetic on the sizes of FSDP2's groups."""
+"""Bytes that a rank sends in a step, by collective: arithmetic on the sizes of FSDP2's groups.
+
+What rows of tokens take to experts and back has been counted by a pass on meta.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -21,11 +24,16 @@ class Wire:
     """Between copies of the weights."""
     across: float
     """The part of all of them that leaves the node."""
+    rows: float = 0.0
+    """To experts on other ranks and back, inside the node."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """What collectives of weights and gradients take."""
         return self.gather_forward + self.gather_backward + self.reduce_scatter + self.all_reduce
+
+    def __add__(self, other: "Wire") -> "Wire":
+        return Wire(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 def bytes_sent(
@@ -35,9 +43,31 @@ def bytes_sent(
     parallel: ParallelConfig,
     collectives: CollectivesConfig,
     accumulation: int,
+    rows: float = 0.0,
 ) -> Wire:
-    """What a step sends. Every byte goes to every other rank once, and enters a node once."""
-    shards, copies = weight_shards(mesh), mesh.get("replicate", 1)
+    """What a step sends, `rows` of which in each micro-batch.
+
+    Every byte of a weight goes to every other rank that has it once, and enters a node once.
+    """
+    total = Wire(0, 0, 0, 0, 0, rows * accumulation)
+    for experts in sorted({group.experts for group in groups}):
+        alike = [group for group in groups if group.experts == experts]
+        shards, near = weight_shards(mesh) // experts, max(node_size // experts, 1)
+        copies = mesh.get("replicate", 1)
+        total += _of_one(alike, shards, copies, near, parallel, collectives, accumulation)
+    return total
+
+
+def _of_one(
+    groups: Sequence[Group],
+    shards: int,
+    copies: int,
+    node_size: int,
+    parallel: ParallelConfig,
+    collectives: CollectivesConfig,
+    accumulation: int,
+) -> Wire:
+    """Of the groups that are sharded over the same `shards` ranks, `node_size` of them on a node."""
     size, reduced = (
         int(getattr(torch, t).itemsize) for t in (parallel.param_dtype, parallel.reduce_dtype)
     )

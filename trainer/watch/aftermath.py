@@ -25,7 +25,7 @@ def note_failure(run_dir: Path, code: int, text: str, since: float = 0.0) -> Non
     said = own_end and (last["code"] != FAILED or last["why"] == why)
     with suppress(OSError, ValueError):  # the failure itself is what is to be heard of
         if not said:
-            metrics, step = Metrics(file), rows[-1]["step"]
+            metrics, step = Metrics(file), max(row["step"] for row in rows)  # all rows stay
             metrics.open(step, without=last if own_end else None)
             end = {"kind": "end", "step": step, "code": code, "why": why, "time": time.time()}
             metrics.write(end)

@@ -40,7 +40,8 @@ def header_lines(
     lines = {
         "recipe": f"{config.recipe}  {overrides}".rstrip(),
         "ranks": f"{nodes}, {invocation.kind}; "
-        + " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items()),
+        + " x ".join(f"{axis} {size}" for axis, size in plan.mesh.items())
+        + (f"; experts divided by {parallel.experts}" if parallel.experts > 1 else ""),
         **task_lines,
         "batch": f"{trainer.batch_size} samples = {plan.data_parallel} "
         f"{'groups' if 'sequence' in plan.mesh else 'ranks'} x "

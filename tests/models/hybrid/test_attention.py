@@ -1,17 +1,20 @@
-"""Every kind of attention against loops over rows, and the kernel's mask against the reference's."""
+"""Every kind of attention against loops over rows, and gathered rows against the reference."""
 
 import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from models.hybrid import blocks
 from models.hybrid.attention import Rule, attend, attend_reference, rule_of
-from models.hybrid.blocks import TILE, attend_blocks, block_mask, chosen_blocks, flex_mask
+from models.hybrid.blocks import chosen_blocks
 from models.hybrid.documents import Documents
+from models.hybrid.gathered import attend_gathered
+from models.hybrid.long_documents import attend_causally
 from models.hybrid.shape import KINDS
+from tests.models.hybrid import plain_kernels
 from tests.models.hybrid.cases import MIXES, small_shape
 
 RULES = {kind: rule_of(small_shape(), kind) for kind in KINDS}
@@ -110,52 +113,46 @@ def test_documents_say_where_rows_are():
     assert found.first_T.tolist() == [0] * 5 + [2] * 9 + [5]
 
 
-def dense(mask, T):
-    """What a `BlockMask` lets through: where its tiles are and its function says yes."""
-    q, k = torch.arange(T)[:, None], torch.arange(T)
-    H, tiles = mask.kv_num_blocks.shape[1:]
-    there = torch.zeros(H, tiles, tiles, dtype=torch.bool)
-    for h, tile in itertools.product(range(H), range(tiles)):
-        number = mask.kv_num_blocks[0, h, tile]
-        there[h, tile, mask.kv_indices[0, h, tile, :number].long()] = True
-    allowed = torch.stack([mask.mask_mod(torch.tensor(0), torch.tensor(h), q, k) for h in range(H)])
-    return allowed & there[:, q // TILE, k // TILE], allowed
-
-
 @given(
-    lengths=st.lists(st.integers(0, 200), min_size=1, max_size=4).filter(sum),
-    block=st.sampled_from([1, 3, 16, 50, 130]),
-    top_k=st.integers(1, 4),
+    lengths=st.lists(st.integers(0, 90), min_size=1, max_size=4),
+    block=st.sampled_from([1, 3, 16, 50]),
+    top_k=st.sampled_from([2, 3, 4, 10, 11]),
+    heads=st.sampled_from([(2, 1), (3, 3), (6, 2)]),
 )
-@settings(max_examples=25)
-def test_the_kernels_mask_is_the_references(lengths, block, top_k):
-    q, k, _, documents = drawn(tuple(lengths), H=2, K=1, D=2)
-    chosen = chosen_blocks(q, k, documents, block, top_k)
-    masks = block_mask(chosen, documents, block)
-    T = documents.num_rows
-    expected = torch.stack([torch.block_diag(*(m[h] for m in masks)) for h in range(2)]).bool()
-    reached, allowed = dense(flex_mask(chosen, documents, block), T)
-    assert torch.equal(allowed, expected)
-    assert torch.equal(reached, expected)  # no tile is missing
+@settings(max_examples=40)
+def test_gathered_rows_see_what_the_mask_lets_them_see(lengths, block, top_k, heads):
+    """With gradients, in fp64, through a stand-in for the kernels (`test_gpu.py` has these)."""
+    assume(max(lengths) > block)
+    H, K = heads
+    *qkv, documents = drawn(tuple(lengths), H=H, K=K)
+    rule = Rule("block_topk", 0.3, block=block, top_k=top_k)
+    chosen = chosen_blocks(*qkv[:2], documents, block, top_k)[:, :, 1:]
+    out = attend_gathered(*qkv, chosen, documents, block, 0.3, kernels=plain_kernels)
+    expected = attend_reference(*qkv, documents, rule)
+    grad = torch.randn_like(out)
+    found = [(x, *torch.autograd.grad(x, qkv, grad)) for x in (out, expected)]
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-10)
 
 
-def test_the_bit_sets_reach_beyond_one_word():
-    q, k, _, documents = drawn((3, 150), H=2, K=1, D=2)
-    chosen = chosen_blocks(q, k, documents, 2, 60)  # 75 blocks: bits 31, 32, 63, 64 among them
-    masks = block_mask(chosen, documents, 2)
-    _, allowed = dense(flex_mask(chosen, documents, 2), 153)
-    assert torch.equal(allowed[:, 3:, 3:], masks[1])
+@given(lengths=st.lists(st.integers(0, 12), min_size=1, max_size=7).filter(any))
+@settings(max_examples=30)
+def test_long_documents_apart_are_all_documents_together(lengths):
+    """Lengths rounded up, runs of short ones in between, none of no rows."""
+    q, k, v, documents = drawn(tuple(lengths))
+    rule = Rule("full", 0.3)
 
+    def packed(q, k, v, documents):
+        assert documents.cu_seq_lens.tolist() == [0, *itertools.accumulate(documents.lengths)]
+        assert max(documents.lengths) < 5
+        return attend_reference(q, k, v, documents, rule)
 
-@torch.no_grad()
-def test_flex_attention_with_that_mask_is_the_reference():
-    """Forwards, as it runs on a CPU; `test_gpu.py` has the kernel."""
-    q, k, v, documents = (
-        x.detach() if isinstance(x, torch.Tensor) else x
-        for x in drawn((150, 0, 40), dtype=torch.float32)
-    )
-    expected = attend_reference(q, k, v, documents, Rule("block_topk", 0.3, block=16, top_k=3))
-    torch.testing.assert_close(attend_blocks(q, k, v, documents, 16, 3, 0.3), expected)
+    out = attend_causally(q, k, v, documents, 0.3, packed, long=5)
+    expected = attend_reference(q, k, v, documents, rule)
+    grad = torch.randn_like(out)
+    found = [(x, *torch.autograd.grad(x, (q, k, v), grad)) for x in (out, expected)]
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("lengths", MIXES, ids=str)

@@ -3,14 +3,9 @@
 import pytest
 import torch
 
-from models.hybrid.balance import balance_loss
-from models.hybrid.experts import (
-    Experts,
-    MixtureOfExperts,
-    grouped_products,
-    looped_products,
-    products,
-)
+from models.balance import balance_loss
+from models.experts import grouped_products, looped_products, products
+from models.hybrid.experts import Experts, MixtureOfExperts
 from tests.models.hybrid.cases import small_model, small_shape
 
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from models.experts import grouped_products, looped_products
 from models.hybrid.attention import Rule, attend, attend_reference
 from models.hybrid.blocks import block_mask, chosen_blocks
 from models.hybrid.documents import Documents
-from models.hybrid.experts import grouped_products, looped_products
 from models.hybrid.model import whole
 from tests.models.hybrid.cases import gradients, packed, small_model
 

@@ -91,7 +91,7 @@ def test_flex_attention_gives_what_the_dense_mask_gives(qkv, make, device):
             out.square().sum().backward()
             found[-1] += [x.grad for x in (q, k, v, *(bias.parameters() if bias else ()))]
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)  # sums of thousands
 
 
 def biased(qkv, score):

@@ -11,10 +11,14 @@ from tests.recipes.repacked import check_mixes, wide_mixes
 
 RANKS = 32
 CHECKS = [
-    (check_exchanges, [random_mix(seed, P) for P in (16, 32) for seed in range(6)]),
-    (check_mixes, wide_mixes()),
+    (check_exchanges, [random_mix(seed, P) for P in (16, 32) for seed in range(3)]),
+    (check_mixes, wide_mixes(range(6))),
 ]
 """Functions with their argument: each is called on all ranks, one after the other."""
+MORE = [
+    (check_exchanges, [random_mix(seed, P) for P in (16, 32) for seed in range(3, 6)]),
+    (check_mixes, wide_mixes(range(6, 10))),
+]
 
 
 def check_all(checks):
@@ -22,6 +26,7 @@ def check_all(checks):
 
 
 @pytest.mark.slow
-def test_wide_parents():
-    results = run_ranks(RANKS, check_all, CHECKS, timeout=280)
+@pytest.mark.parametrize("checks", [CHECKS, pytest.param(MORE, marks=pytest.mark.long)])
+def test_wide_parents(checks):
+    results = run_ranks(RANKS, check_all, checks, timeout=280)
     assert all(each == results[0] for each in results)

@@ -26,9 +26,10 @@ class Virtual(threading.local):
 here = Virtual()
 
 
-def all_to_all_single(arrived, sent, receives, sends, group):
-    """Every rank cuts by its own sizes; they must fit each other's."""
-    assert sent.dim() == arrived.dim() == 1
+def all_to_all_single(arrived, sent, receives=None, sends=None, *, group):
+    """Every rank cuts by its own sizes, which must fit each other's, or into equal parts."""
+    P = len(group.given)
+    receives, sends = receives or [len(arrived) // P] * P, sends or [len(sent) // P] * P
     group.given[here.rank] = sent.split(sends)
     group.barrier.wait()
     blocks = [given[here.rank] for given in group.given]

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from collectives.nccl import unusable
 from parallel.tide.room import SymmetricMemoryError
-from tests.parallel.tide.test_equality import BF16, TWO_RANKS
+from tests.parallel.tide.test_equality import BF16, TWO_NODES, TWO_RANKS
 from tests.parallel.tide.training import Case, batch, both, build, loss_of
 from tests.ranks import run_ranks
 
@@ -37,12 +37,15 @@ def transport(request, monkeypatch):
     return request.param
 
 
+WITHIN = {name: case for kind in TWO_RANKS.values() for name, case in kind.items() if not case.slow}
+
+
 def every_case(names):
     """All in one process, since starting one takes longer than training; what failed, by name."""
     failed = {}
     for name in names:
         try:
-            both(TWO_RANKS[name], "stock")
+            both((WITHIN | TWO_NODES)[name], "stock")
         except (AssertionError, RuntimeError):  # of numbers that differ, of a device or a transport
             failed[name] = traceback.format_exc()
             if "CUDA error" in failed[name]:
@@ -51,8 +54,7 @@ def every_case(names):
 
 
 def test_two_gpus_equal_torch():
-    names = [name for name, case in TWO_RANKS.items() if case.node_size == 8 and not case.slow]
-    for failed in run_ranks(2, every_case, names, timeout=280):
+    for failed in run_ranks(2, every_case, list(WITHIN), timeout=280):
         assert failed == {}, "\n".join(f"{n}: {t}" for n, t in failed.items())
 
 
@@ -60,8 +62,7 @@ def test_gpus_as_nodes_of_their_own_equal_torch(transport):
     """Over NCCL's puts and signals, where copy engines stand for the network."""
     if transport != "nccl":
         pytest.skip("several nodes need NCCL")
-    names = [name for name, case in TWO_RANKS.items() if case.node_size == 1 and not case.slow]
-    for failed in run_ranks(2, every_case, names, timeout=280):
+    for failed in run_ranks(2, every_case, list(TWO_NODES), timeout=280):
         assert failed == {}, "\n".join(f"{n}: {t}" for n, t in failed.items())
 
 

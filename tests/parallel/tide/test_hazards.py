@@ -25,7 +25,7 @@ from tests.collectives import slow
 from tests.parallel.tide.training import Case, batch, both, build, loss_of, replaced
 from tests.ranks import run_ranks
 
-PATIENCE = {"timeout": 4}
+PATIENCE = {"timeout": 10}
 """Seconds; a protection that is missing often ends in waiting for ever."""
 
 
@@ -200,12 +200,12 @@ def takes_before_it_gives():
 def meets_silence():
     memory = SharedMemory(timeout=1.0)
     if memory.rank == 1:
-        time.sleep(2.5)
+        time.sleep(8)
         return
     begin = time.monotonic()
     with pytest.raises(PeerError, match="rank 1"):
         memory.wait(1, 0, 1)
-    assert time.monotonic() - begin < 2
+    assert time.monotonic() - begin < 7
 
 
 def waits_for_ever():
@@ -399,7 +399,7 @@ HAZARDS = {
     "6 versions": (2, meets_accumulation, {writes_through_the_parameters: "inplace operation"}),
     "7 late reads": (2, meets_late_reads, {does_not_flush: "freed before it was read"}),
     "8 circles": (2, meets_circles, {takes_before_it_gives: SILENT}),
-    "9 silence": (2, meets_silence, {waits_for_ever: "begin < 2"}),
+    "9 silence": (2, meets_silence, {waits_for_ever: "begin < 7"}),
     "10 numbers": (2, meets_large_numbers, {keeps_32_bits: SILENT}),
     "11 replicas": (4, meets_replicas, {lets_the_buffer_go: "== used"}),
     "12 allocation": (2, meets_allocation, {allocates_again: r"allocated == \[\]"}),
@@ -430,4 +430,4 @@ def test_hazard_is_met(hazard):
 def test_hazard_shows_without_its_protection(hazard, protection):
     world_size, check, ways = HAZARDS[hazard]
     with pytest.raises(AssertionError, match=ways[protection]):
-        run_ranks(world_size, without, protection, check, timeout=15)
+        run_ranks(world_size, without, protection, check, timeout=100)

@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from collectives.config import CollectivesConfig
+from collectives.symmetric.fabric import connect
 from collectives.topology import make_topology
 from models.causal_lm import (
     CausalLMConfig,
@@ -49,8 +50,8 @@ class Case:
     parallel: dict = field(default_factory=dict)
     tide: dict = field(default_factory=dict)
     node_size: int = 8
-    steps: int = 10
-    """`test_stress.py` goes on for longer."""
+    steps: int = 5
+    """By then `train` has been everywhere that it goes; `test_stress.py` goes on for longer."""
     accumulation: int = 1
     evaluate: bool = False
     frozen: bool = False
@@ -186,7 +187,7 @@ def build(case, collectives):
             "poison": True,
             "smallest": 0,
         } | case.tide
-        pool.connect = slow.connect if case.slow else pool.connect
+        pool.connect = slow.connect if case.slow else connect
         tide = use_tide(model, CollectivesConfig(name="tide", **options), case.node_size)
         assert tide.stayed == {}
         model.tide = tide
@@ -276,3 +277,14 @@ def both(case, reference):
     for name in weights:
         assert (state[name] == weights[name]).all(), name
     return got, state
+
+
+def each(cases, reference):
+    """`both` for one case after the other; a failure names its case."""
+    found = {}
+    for name, case in cases.items():
+        try:
+            found[name] = both(case, reference)
+        except Exception as error:
+            raise AssertionError(f"case {name!r} fails") from error
+    return found

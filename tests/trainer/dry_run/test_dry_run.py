@@ -79,6 +79,34 @@ def test_ranks_that_share_sequences_need_less(capsys):
     assert needed[1] == pytest.approx(needed[0], rel=0.1)  # the same tokens a rank
 
 
+def test_experts_that_are_divided_leave_less_to_gather(capsys):
+    words = (
+        "+recipe=hybrid_1f3s model=hybrid2b model.num_layers=2 parallel=fsdp_bf16 launch.nproc=8"
+    )
+    sizes = "launch.device=h200 data.sequence_length=4096 trainer.batch_size=8"
+    shown = [dry_run(f"{words} {sizes} parallel.experts={n}", capsys) for n in (1, 8)]
+    gathered, sent = ([float(re.search(rf"([\d.]+) {what}", text)[1]) for text in shown]
+                      for what in ("gathered", "GB from each rank"))  # fmt: skip
+    assert gathered[1] < 0.8 * gathered[0]
+    assert sent[1] < 0.7 * sent[0]
+    assert "experts divided by 8: ranks 0-7; each sharded over 1" in shown[1]
+    assert "GB of rows to experts and back" in shown[1]
+    parameters = [re.search(r"parameters +.*", text)[0].rstrip() for text in shown]
+    assert parameters[0] == parameters[1]
+
+
+def test_experts_that_nobody_can_divide_are_refused(capsys):
+    for words, remedy in (
+        ("+recipe=tiny", "task pretrain has no layers with experts .* set parallel.experts=1"),
+        ("+recipe=hybrid_1f3s", "must divide the 8 experts .* set parallel.experts to 1 or 2 or 4"),
+    ):
+        words = (
+            f"{words} launch.nproc=4 parallel.experts=3 trainer.dry_run=true data.files=[text.txt]"
+        )
+        assert run(words.split()) == 2
+        assert re.search(remedy, capsys.readouterr().err)
+
+
 def test_a_device_nobody_knows(capsys):
     assert (
         run(["trainer.dry_run=true", "launch.device=tpu", "data=text", "data.files=[text.txt]"])

@@ -51,6 +51,23 @@ def test_recomputed_blocks_keep_their_inputs_only():
     assert found.matmul_flops[1] == pytest.approx(plain.matmul_flops[1] * 1.5, rel=0.2)
 
 
+def test_norms_keep_what_a_gpus_kernel_keeps():
+    """Input, and a number a row; in steps, each would keep several times its input in fp32."""
+    with torch.device("meta"):
+        norms = nn.ModuleList([nn.RMSNorm(D, dtype=torch.bfloat16) for _ in range(3)])
+    x_BD = torch.empty(B, D, device="meta", dtype=torch.bfloat16)
+
+    def loss():
+        h_BD = x_BD
+        for norm in norms:
+            h_BD = norm(h_BD)
+        return h_BD.sum()
+
+    found = probe(norms, [list(norm.parameters()) for norm in norms], loss)
+    row, scalar = max(B * 4, 512), 512
+    assert found.loss_activations == 2 * B * D * 2 + 3 * row + scalar
+
+
 def test_products_are_counted_and_each_group_is_a_moment():
     found = watch(network(3))
     assert found.matmul_flops[0] == 3 * 2 * 2 * B * D * F

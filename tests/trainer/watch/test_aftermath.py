@@ -43,6 +43,15 @@ def test_the_end_of_an_earlier_attempt_stands(tmp_path):
     assert (end["code"], end["why"]) == (4, "step-00000004 is damaged")
 
 
+def test_a_late_row_about_an_earlier_step_costs_no_row(tmp_path):
+    """A checkpoint is reported when it is on the disk, steps after the one that it is of."""
+    rows = [start(0), train(4), train(5), {"kind": "save", "step": 4, "name": "step-00000004"}]
+    folder = make_run(tmp_path / "r", rows, [])
+    note_failure(folder, 1, "rank 1 was killed by SIGKILL")
+    *before, end = read(folder / "metrics.jsonl")
+    assert (before, end["step"]) == (rows, 5)
+
+
 def test_who_and_what():
     assert shortened("rank 1 failed:\nTraceback\n  line\nError: 5\n") == "rank 1 failed: Error: 5"
     assert shortened("one line") == "one line"

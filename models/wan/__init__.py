@@ -1,0 +1,1 @@
+"""Wan's video transformer, as diffusers builds it: its shape, its folders, and flow matching."""

@@ -1,0 +1,1 @@
+"""Text to video: Wan's transformer learns on latents and text that are encoded beforehand."""
