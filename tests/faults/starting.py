@@ -15,7 +15,8 @@ from pathlib import Path
 
 from tests.faults.inject import VARIABLE, install, pack
 from tests.ranks import forks
-from tests.runs.helpers import Forked, _program, finish
+from tests.runs import helpers
+from tests.runs.helpers import Forked, finish
 
 
 class Rank:
@@ -64,10 +65,8 @@ def _become(env):
 
 def _launcher(arguments, cwd, env, console):
     """The launcher's process."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
-    SubprocessHandler._popen = lambda _handler, _args, env_vars: Rank(env_vars)
-    _program(arguments, cwd, env, console)
+    helpers._fork_rank = lambda _handler, _command, environment: Rank(environment)
+    helpers._program(["trainer", *arguments], cwd, env, console)
 
 
 class Started(Forked):
