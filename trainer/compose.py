@@ -255,7 +255,7 @@ def _compose_groups_only(arguments: Sequence[str], hydra_node: bool = False) -> 
     try:
         with hydra.initialize_config_module(version_base="1.3", config_module="configs"):
             return hydra.compose("config", overrides=groups, return_hydra_config=hydra_node)
-    except (HydraException, OmegaConfBaseException, ValueError):
+    except (HydraException, OmegaConfBaseException, ValueError, yaml.YAMLError):
         return None
 
 

@@ -98,7 +98,7 @@ def wide_mixes(numbers):
             Mix(
                 lengths, list(MODES)[number // 2 % 3], ((32, 4), (6, 2), (12, 1))[number % 3],
                 ("none", "block")[number in (1, 4, 8)], (8, 4)[number % 5 == 0], P,
-                {"several_widths": number % 4 != 1}, counted=number in (0, 3, 4, 7, 9),
+                settings={"several_widths": number % 4 != 1}, counted=number in (0, 3, 4, 7, 9),
             )
         )  # fmt: skip
     return mixes
