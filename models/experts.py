@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers.integrations.moe import ExpertsInterface, grouped_mm_experts_forward
 
-from models.hybrid.merging import inverse
+from models.permutation import inverse
 
 NAME = "springtide_grouped"
 

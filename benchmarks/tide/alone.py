@@ -11,7 +11,6 @@ tiles as there are multiprocessors.
 """
 
 import argparse
-import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.results import write
+from benchmarks.tide.ranks import join
 from collectives.symmetric.fabric import connect
 from collectives.tide.all_gather import Gather
 from collectives.tide.layout import cut, make_layout
@@ -44,9 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The collectives by themselves, on GPUs.")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    device = join("cuda")
     size, group = dist.get_world_size(), dist.group.WORLD
     assert group is not None
     fabric = connect(group, size, 60.0, device=device)

@@ -12,7 +12,6 @@ fastest tenth of their steps: whatever else a machine does only ever adds to a h
 import argparse
 import gc
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from torch import nn
 
 from benchmarks.results import write
 from benchmarks.tide.kinds import one_ahead, tide
+from benchmarks.tide.ranks import join
 from models.causal_lm import CausalLMConfig, build_causal_lm, init_weights, transformers_config
 from parallel.fsdp import parallelize
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
@@ -54,13 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     steps, rounds = (3, 1) if options.quick else (STEPS, ROUNDS)
     torch.set_num_threads(1)
-    device = torch.device("cpu")
-    if options.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
+    device = join(options.device)
     rows = [
         {"what": name, "round": number, **measure(kind, device, steps)}
         for number in range(rounds)

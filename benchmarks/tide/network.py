@@ -9,7 +9,6 @@ are cast already. GPUs are given their work while they still have some, so the h
 """
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.results import write
+from benchmarks.tide.alone import REPEATS
+from benchmarks.tide.alone import clock as on_device
+from benchmarks.tide.ranks import join
 from collectives.symmetric.fabric import connect
 from collectives.tide.all_gather import Gather
 from collectives.tide.layout import cut, make_layout
@@ -31,8 +33,7 @@ SIZES = {
     "cpu": [1 << 16, 1 << 20],
 }
 """Bytes of a rank's shard."""
-REPEATS, PACING, AHEAD = 9, 4, 20_000_000
-"""The last in cycles of a GPU: about 10 ms."""
+PACING = 4
 
 
 def main() -> None:
@@ -43,13 +44,7 @@ def main() -> None:
     parser.add_argument("--pacing", type=int, default=PACING, help="puts to a peer under way")
     parser.add_argument("--piece", type=int, default=Gather.piece, help="bytes of a put")
     options = parser.parse_args()
-    device = torch.device("cpu")
-    if options.device == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        dist.init_process_group("gloo")
+    device = join(options.device)
     size, sizes = dist.get_world_size(), SIZES[device.type]
     group = dist.group.WORLD
     assert group is not None
@@ -128,22 +123,14 @@ def bare(slot: Slot, nbytes: int, size_of_piece: int) -> Callable[[], None]:
 
 def clock(action: Callable[[], None], device: torch.device) -> float:
     """Median seconds, all ranks beginning together."""
+    if device.type == "cuda":
+        return on_device(action)
     found = []
     for _ in range(REPEATS + 2):
         dist.barrier()
-        if device.type == "cpu":
-            start = time.perf_counter()
-            action()
-            found.append(time.perf_counter() - start)
-            continue
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(AHEAD)
-        begin.record()
+        start = time.perf_counter()
         action()
-        end.record()
-        torch.cuda.synchronize()
-        found.append(begin.elapsed_time(end) / 1000)
+        found.append(time.perf_counter() - start)
     return statistics.median(found[2:])
 
 

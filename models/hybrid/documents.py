@@ -16,8 +16,6 @@ class Blocks(NamedTuple):
 
     begin_N: Tensor
     """First row of each block."""
-    end_N: Tensor
-    """Behind its last row."""
     block_T: Tensor
     """Which block a row is in, counted over all documents."""
     first_T: Tensor
@@ -70,7 +68,6 @@ class Documents:
         begin_N = offsets[of_N] + (block_N - first_n[of_N]) * block
         return Blocks(
             begin_N=begin_N,
-            end_N=torch.minimum(begin_N + block, offsets[of_N + 1]),
             block_T=first_n[of_T] + (row_T - offsets[of_T]) // block,
             first_T=first_n[of_T],
         )

@@ -27,7 +27,8 @@ from torch import Tensor
 
 from models import torch_private
 from models.hybrid.documents import Documents
-from models.hybrid.merging import inverse, merge
+from models.hybrid.merging import merge
+from models.permutation import inverse
 
 
 @dataclass(frozen=True)

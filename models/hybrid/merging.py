@@ -1,4 +1,4 @@
-"""Rows that were sorted come back: where each is, and the sum of what a query got in several places.
+"""The sum of what a query got in several places.
 
 Legend: Q queries, D head dim, R parts of all queries, n parts a query, P = n + 1 with its own.
 """
@@ -29,9 +29,3 @@ def merge(
             part_QD if weights_PQ is None else part_QD * weights_PQ[number + 1, :, None]
         )
     return total_QD.to(dtype)
-
-
-def inverse(order_R: Tensor) -> Tensor:
-    """Where each number is in a permutation."""
-    number_R = torch.arange(len(order_R), device=order_R.device)
-    return torch.empty_like(order_R).index_copy_(0, order_R, number_R)

@@ -111,7 +111,8 @@ def attend_flex(
 def _flex(compiled: bool) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention) if compiled else flex_attention
+    # `fullgraph`: too many shapes are an error, not dense attention without a word
+    return torch.compile(flex_attention, fullgraph=True) if compiled else flex_attention
 
 
 def attend_silu(

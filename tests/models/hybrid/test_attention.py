@@ -108,7 +108,8 @@ def test_documents_say_where_rows_are():
     assert documents.positions().tolist() == [*range(5), *range(9), 0]
     found = documents.blocks(4)
     assert found.begin_N.tolist() == [0, 4, 5, 9, 13, 14]
-    assert found.end_N.tolist() == [4, 5, 9, 13, 14, 15]
+    assert documents.cut(4).cu_seq_lens.tolist() == [0, 4, 5, 9, 13, 14, 15]
+    assert documents.cut(4).lengths == (4, 1, 4, 4, 1, 1)
     assert found.block_T.tolist() == [0] * 4 + [1] + [2] * 4 + [3] * 4 + [4, 5]
     assert found.first_T.tolist() == [0] * 5 + [2] * 9 + [5]
 
