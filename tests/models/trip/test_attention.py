@@ -90,8 +90,12 @@ def test_flex_attention_gives_what_the_dense_mask_gives(qkv, make, device):
         if train:
             out.square().sum().backward()
             found[-1] += [x.grad for x in (q, k, v, *(bias.parameters() if bias else ()))]
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=2e-5, atol=2e-5)  # sums of thousands
+    for number, (one, other) in enumerate(zip(*found, strict=True)):
+        summed = {
+            "rtol": 2e-5,
+            "atol": 2e-5,
+        }  # a bias's gradient is a sum of thousands, in any order
+        torch.testing.assert_close(one, other, **(summed if number > 3 else {}))
 
 
 def biased(qkv, score):
