@@ -11,6 +11,8 @@ ranks and workers.
 """
 
 import hashlib
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -38,6 +40,8 @@ class Step:
     """Floating-point operations over all ranks."""
     samples: Callable[[], list[int]]
     """Which samples of the dataset the step has, over all ranks; worked out when asked for."""
+    own: Callable[[], list[int]]
+    """Which of them this rank has."""
     stop: bool
     """Some rank was asked to stop: leave the loop instead."""
 
@@ -87,6 +91,7 @@ def training_steps(
             count=count,
             flops=total_flops,
             samples=partial(indices.of_numbers, numbers),
+            own=partial(indices.of_step, number),
             stop=stops > 0,
         )
 
@@ -117,6 +122,11 @@ class MicroBatches(Sequence[list[int]]):
         """Samples of a step, over all ranks."""
         plan = self.plan
         return plan.data_parallel * plan.micro_batch_size * plan.accumulation
+
+    def of_step(self, number: int) -> list[int]:
+        """This rank's samples of the step that is `number` after the first."""
+        micros = range(number * self.plan.accumulation, (number + 1) * self.plan.accumulation)
+        return [sample for micro in micros for sample in self[micro]]
 
     def of_numbers(self, numbers: range) -> list[int]:
         """The samples that have these numbers in the run."""
@@ -178,16 +188,21 @@ def _loader(
         collate_fn=task.collate,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        worker_init_fn=_start_worker if workers else None,
+        worker_init_fn=partial(_start_worker, _parent_of_workers()) if workers else None,
         # Its own generator, so that reading data leaves the training's random state alone.
         generator=torch.Generator(),
     )
 
 
-def _start_worker(_number: int) -> None:
+def _parent_of_workers() -> int | None:
+    """This process, unless workers are the children of a fork server."""
+    return os.getpid() if multiprocessing.get_start_method() == "fork" else None
+
+
+def _start_worker(parent: int | None, _number: int) -> None:
     """A signal to the process group is the rank's to answer, not its workers'; they go with it."""
     stop.ignore()
-    stop.die_with_parent()
+    stop.die_with_parent(parent)
     rundir.unlock()
 
 

@@ -78,6 +78,7 @@ def _attempt(payload: dict[str, Any], nproc: int, run_dir: Path) -> Ended:
     with tempfile.TemporaryDirectory(prefix="springtide-") as scratch:
         (Path(scratch) / PAYLOAD).write_text(json.dumps(payload))
         os.environ[EXCHANGE] = scratch
+        os.environ[stop.LAUNCHER] = str(os.getpid())
         _record_flights(run_dir)
         os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // nproc, 1)))
         # Only torch newer than 2.11 has some of these; older ones then wait longer for stragglers.
@@ -108,7 +109,8 @@ def _attempt(payload: dict[str, Any], nproc: int, run_dir: Path) -> Ended:
         except ChildFailedError as error:
             return _explain(error.failures, Path(scratch))
         finally:
-            os.environ.pop(EXCHANGE, None)
+            for name in (EXCHANGE, stop.LAUNCHER):
+                os.environ.pop(name, None)
     return Ended(DONE, "")
 
 

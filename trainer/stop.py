@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+LAUNCHER = "SPRINGTIDE_LAUNCHER"
+"""Environment variable with the process id of the launcher that started a rank."""
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _received: list[int] = []
 _asked = False
@@ -58,10 +60,15 @@ def requested() -> bool:
     return bool(_received) or _asked or (_file is not None and _file.exists())
 
 
-def die_with_parent() -> None:
-    """On Linux: have the kernel kill this process when the launcher is gone, however it went."""
+def die_with_parent(parent: int | None) -> None:
+    """On Linux: have the kernel kill this process when its parent is gone, however it went.
+
+    `parent` is the process that started this one, and may have gone before; None: that is not known.
+    """
     if sys.platform == "linux":
         import ctypes
 
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if parent is not None and os.getppid() != parent:
+            os._exit(1)

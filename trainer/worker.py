@@ -16,7 +16,7 @@ from trainer.startup import importing
 def main() -> None:
     """Entry point of a rank that our launcher started."""
     stop.install()
-    stop.die_with_parent()
+    stop.die_with_parent(int(os.environ[stop.LAUNCHER]))
     nccl.load()  # before torch loads its own
     with importing():
         from trainer.launch import EXCHANGE, PAYLOAD
