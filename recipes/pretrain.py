@@ -267,6 +267,11 @@ class PretrainTask:
         """See `recipes.text.inspect.show`."""
         return inspect.show(sample, self.tokenizer, [part.short_name for part in self.data.parts])
 
+    def where(self, index: int) -> Iterator[str]:
+        """See `recipes.task.Locates`."""
+        source, position = self.data.train.locate(index)
+        return self.data.train.sources[source].where(position)
+
     def survey(self) -> dict[str, str]:
         """See `recipes.text.inspect.survey`."""
         return inspect.survey(self.data)

@@ -86,7 +86,7 @@ class ChatEncoder:
             if len(documents) == 1:
                 sizes = [sum(sizes)]
             for (ids, learnt), size in zip(documents, sizes, strict=True):
-                yield Document(ids, content, size, learnt)
+                yield Document(ids, content, size, learnt, row.where)
 
 
 class SFTTask(PretrainTask):

@@ -139,6 +139,15 @@ class Inspectable(Protocol):
         ...
 
 
+@runtime_checkable
+class Locates(Protocol):
+    """What a task may add so that a batch that stands out can be found in the files it is from."""
+
+    def where(self, index: int, /) -> Iterator[str]:
+        """Which part of which file or table the training sample `index` is made of."""
+        ...
+
+
 @dataclass(frozen=True)
 class Training:
     """What a task that steers gets to work with: the parts of a run, once they are joined."""

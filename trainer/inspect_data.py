@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from recipes.task import DataError, Inspectable, Samples, Task
+from recipes.task import DataError, Inspectable, Locates, Samples, Task
 from trainer.compose import run_jobs
 from trainer.config import build_config
 from trainer.data import fingerprint, shuffled
@@ -63,6 +63,9 @@ def _inspect(plain: dict[str, Any], options: argparse.Namespace) -> int:
                     print("  ... (--lines 0 prints all)")
                     break
                 print(line)
+            if isinstance(task, Locates) and not options.held_out:
+                for origin in task.where(index):
+                    print(f"  from {origin}")
             print()
     except (RunError, DataError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -24,7 +24,8 @@ def train(job: Job) -> int:
     for step in job.clock.each("data", job.steps()):
         if step.stop:
             return finish(job, STOPPED)
-        with job.watch.profile.step(state.step + 1):
+        number = state.step + 1
+        with job.watch.profile.step(number), job.watch.inside.step(number, job.model):
             outcome = update(job, step)
         state.step += 1
         state.samples += trainer.batch_size
@@ -75,6 +76,7 @@ def update(job: Job, step: Step) -> Outcome:
     with clock("optimizer"):
         grads = [p.grad for p in job.parameters if p.grad is not None]
         norm, sums = global_norm(grads, extra=total.reshape(1))
+        job.watch.inside.gradients(model)
         mean_loss = sums[0] / max(step.count, 1)
         if optim.max_norm:
             clip(grads, norm, optim.max_norm)

@@ -22,6 +22,8 @@ class Document:
     """Bytes of text that are learnt."""
     learnt: NDArray[np.bool_] | None = None
     """For each token, whether predicting it is a label; None: every token is."""
+    where: str = ""
+    """Of its row: `file:line`, or the file."""
 
 
 class Encoder(Protocol):
@@ -62,10 +64,11 @@ class TextEncoder:
 
     def encode(self, rows: Sequence[Row], bad: BadRows) -> Iterator[Document]:
         """See `Encoder`."""
-        texts = [text for row in rows if (text := self._text(row, bad))]
-        end = self.tokenizer.end
-        for text, ids in zip(texts, self.tokenizer.encode(texts), strict=True):
-            yield Document(np.append(np.asarray(ids, dtype=np.int64), end), text, len(text))
+        found = [(row.where, text) for row in rows if (text := self._text(row, bad))]
+        encoded = self.tokenizer.encode([text for _, text in found])
+        for (where, text), ids in zip(found, encoded, strict=True):
+            closed = np.append(np.asarray(ids, dtype=np.int64), self.tokenizer.end)
+            yield Document(closed, text, len(text), where=where)
 
     def _text(self, row: Row, bad: BadRows) -> bytes | None:
         try:

@@ -17,7 +17,7 @@ label and has no label itself.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recipes.text.origins import read_origins
 from recipes.text.store import TokenFile
 
 IGNORED = -100
@@ -238,6 +239,15 @@ class Sequences:
         chosen = slice(int(layout.offsets[index]), int(layout.offsets[index + 1]))
         columns = layout.first_P[chosen], layout.last_P[chosen], layout.limit_P[chosen]
         return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def where(self, index: int) -> Iterator[str]:
+        """Which tokens of which documents a sequence has, and where those came from."""
+        origins = read_origins(self.part.folder)
+        for first, last, _ in self.pieces(index):
+            document = int(np.searchsorted(self.part.starts, first, side="right")) - 1
+            begin = first - int(self.part.starts[document])
+            origin = f" of {origins.of(document)}" if origins else ""
+            yield f"tokens {begin}-{begin + last - first - 1} of document {document}{origin}"
 
     def fingerprint(self) -> str:
         """Equal for equal sequences at every index, on whatever machine."""

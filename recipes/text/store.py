@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from recipes.task import DataError
 from recipes.text.corpus import Source, is_held_out
 from recipes.text.documents import Document, Encoder
+from recipes.text.origins import OriginWriter
 from recipes.text.rows import BadRows
 
-FORMAT = 2
+FORMAT = 3
 """Raise it when the files below change their meaning: old caches are then left unused."""
 
 
@@ -123,6 +124,7 @@ class _PartWriter:
         self.folder, self.dtype = folder, dtype
         self.tokens = (folder / "tokens.bin").open("wb")
         self.learnt = (folder / "learnt.bin").open("wb")
+        self.origins = OriginWriter()
         self.digest = hashlib.blake2b(digest_size=16)
         self.starts, self.num_bytes, self.num_learnt, self.masked = [0], 0, 0, False
 
@@ -131,6 +133,7 @@ class _PartWriter:
         self.tokens.write(ids)
         self.digest.update(len(document.ids).to_bytes(8, "big") + ids)
         self.starts.append(self.starts[-1] + len(document.ids))
+        self.origins.add(document.where)
         self.num_bytes += document.num_bytes
         if document.learnt is None:
             self.num_learnt += len(document.ids)
@@ -145,6 +148,7 @@ class _PartWriter:
         self.learnt.close()
         if not self.masked:
             (self.folder / "learnt.bin").unlink()
+        self.origins.write(self.folder)
         np.save(self.folder / "starts.npy", np.asarray(self.starts, dtype=np.int64))
         meta = {
             "dtype": np.dtype(self.dtype).name,

@@ -1,6 +1,7 @@
 """What a failing rank, a bad batch or a bad folder does to a run; with a third party's task."""
 
 import json
+import re
 import signal
 import time
 
@@ -85,11 +86,35 @@ def test_a_rank_that_hangs_ends_the_job_at_the_timeout(plugin, tmp_path):
 @pytest.mark.parametrize("fault", ["nan", "inf"])
 def test_a_bad_batch_on_one_rank_is_skipped_by_all(fault, plugin, tmp_path):
     common = [*FAULTY, f"task.fault={fault}", "task.at=3", "trainer.steps=8"]
-    code, output = train(*common, "task.until=4", cwd=tmp_path, env=plugin)
+    code, output = train(
+        *common, "task.until=4", "logging.statistics=4", cwd=tmp_path, env=plugin
+    )  # fmt: skip
     assert code == 0, output
     rows = metrics(tmp_path / "r")
     assert [row["skipped"] for row in rows] == [0, 0, 1, 2, 2, 2, 2, 2]
     assert rows[-1]["loss"] < rows[0]["loss"]
+    check_batches_are_named(metrics(tmp_path / "r", "spike"), output)
+    first, second = metrics(tmp_path / "r", "statistics")
+    assert (first["step"], second["step"]) == (4, 8)
+    broken = [figures["broken"] for figures in first["gradients"].values()]
+    assert all(broken) == (fault == "nan")
+    assert sum(figures["broken"] for figures in second["gradients"].values()) == 0
+    layers = [name for name in second["activations"] if name.startswith("model.layers.")]
+    assert len(layers) == 2
+
+
+def check_batches_are_named(rows, output):
+    """Those of both steps, with the rank whose samples did it and what those are made of."""
+    assert [(row["step"], row["rank"]) for row in rows] == [(3, 1), (4, 1)]
+    for row in rows:
+        assert len(row["samples"]) == 8
+        assert len(row["rank_samples"]) == 4
+        assert set(row["rank_samples"]) < set(row["samples"])
+        assert set(row["where"]) == set(map(str, row["rank_samples"]))
+        assert all(re.search(r"tokens \d+-\d+ of document \d+ of /.*\.py$", words)
+                   for origins in row["where"].values() for words in origins)  # fmt: skip
+        named = " ".join(f"--sample {sample}" for sample in row["rank_samples"])
+        assert f"highest on rank 1: python -m trainer.inspect_data {named}\n" in output
 
 
 def test_too_many_bad_batches_end_the_run_and_name_the_samples(plugin, tmp_path):

@@ -47,6 +47,8 @@ def test_text_is_shown_with_its_documents_positions_and_labels(inspect, tmp_path
     assert "learnt 'éllo<end>'" in out
     assert "learnt 'es<end>'" in out
     assert "padding: tokens 11-15" in out
+    assert "  from tokens 0-6 of document 0 of a.txt\n" in out
+    assert "  from tokens 0-3 of document 1 of b.txt\n" in out
     rows = [line.split() for line in out.splitlines() if line.endswith("'<end>'")]
     assert [row[3] for row in rows] == ["-", "-"]  # what closes a document has no label
 
@@ -68,7 +70,8 @@ def test_conversations_are_shown_with_what_is_learnt(inspect, tmp_path):
     assert "bad rows          1 skipped: a.jsonl:4: not JSON" in out
     assert "given  'user\\nsay 2<end>assistant\\n'" in out
     assert "learnt '2<end>'" in out
-    assert "... (--lines 0 prints all)" in out
+    assert "... (--lines 0 prints all)\n  from tokens 0-" in out
+    assert "of document 2 of a.jsonl:3\n" in out
 
 
 def test_what_cannot_be_shown_is_one_clear_error(inspect, tmp_path):

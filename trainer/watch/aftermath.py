@@ -3,6 +3,7 @@
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from trainer.errors import FAILED
 from trainer.watch.metrics import Metrics, read
@@ -25,12 +26,17 @@ def note_failure(run_dir: Path, code: int, text: str, since: float = 0.0) -> Non
     said = own_end and (last["code"] != FAILED or last["why"] == why)
     with suppress(OSError, ValueError):  # the failure itself is what is to be heard of
         if not said:
-            metrics, step = Metrics(file), max(row["step"] for row in rows)  # all rows stay
+            metrics, step = Metrics(file), _done(rows)  # all rows stay
             metrics.open(step, without=last if own_end else None)
             end = {"kind": "end", "step": step, "code": code, "why": why, "time": time.time()}
             metrics.write(end)
             metrics.close()
         write_page([run_dir], run_dir / "report.html")
+
+
+def _done(rows: list[dict[str, Any]]) -> int:
+    """The last step that any row knows to be done; one that stalls is not."""
+    return max(row["step"] for row in rows if row["kind"] != "stall")
 
 
 def shortened(text: str) -> str:

@@ -31,6 +31,11 @@ class LoggingConfig:
     """Report every so many steps; between reports no step waits for the device."""
     stall: float = 10.0
     """Say where every rank is when a step takes so many times its median, and ten seconds; 0: never."""
+    spike: float = 10.0
+    """Name the samples of a step whose loss or gradient norm lies so many times the usual scatter above
+    the median of the last hundred steps, or is not finite; 0: never."""
+    statistics: int = 0
+    """Every so many steps, note gradients by parameter and activations by block; 0: never."""
     wandb: WandbConfig = field(default_factory=WandbConfig)
     tensorboard: bool = False
     """Also write TensorBoard's event files (needs the extra `tensorboard`)."""
@@ -42,6 +47,8 @@ class LoggingConfig:
                 f"logging.stall={self.stall}: set logging.stall to more than 1 and less than 1000000, "
                 "or to 0"
             )
+        at_least("logging.spike", self.spike, 0)
+        at_least("logging.statistics", self.statistics, 0)
         if self.tensorboard and find_spec("tensorboard") is None:
             raise ValueError(
                 "logging.tensorboard=true, but TensorBoard is not installed: pip install "

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-EVENTS = ("start", "end")
+EVENTS = ("start", "end", "stall")
 """Kinds of rows about the run, not about a step: they stay, whatever is done again."""
 
 
@@ -31,17 +31,32 @@ class Metrics:
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one row; it is in the file when this returns. NaN and infinity become null."""
         if self._file is not None:
-            plain = {
-                key: None if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in row.items()
-            }
-            self._file.write(json.dumps(plain, allow_nan=False) + "\n")
+            self._file.write(_line(row))
 
     def close(self) -> None:
         """No more rows."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a row from another thread or rank than the one that has the file open, which may hang."""
+    with path.open("a") as file:
+        file.write(_line(row))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(row), allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Without what JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,8 @@ time since the last report: after it, `n` finished steps and the one under way m
     (n + factor) x the median step,    and at least `LEAST` seconds for the last of them
 
 Each rank that is late writes its stacks to `stalls/` in the run folder; a rank that is stopped, or whose
-machine is gone, writes nothing, which tells as much. The lowest rank that could says who is where.
+machine is gone, writes nothing, which tells as much. The lowest rank that could says who is where,
+on the console and in a row of `metrics.jsonl`.
 """
 
 import faulthandler
@@ -14,9 +15,10 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 LEAST = 10.0
 """Seconds that any step may take, however short the others are."""
@@ -39,9 +41,10 @@ class Stalls:
         ranks: int,
         inside: Callable[[], str | None],
         say: Callable[[str], None],
+        note: Callable[[Mapping[str, Any]], None] = lambda row: None,
     ) -> None:
         self._factor, self._folder, self._rank, self._ranks = factor, folder, rank, ranks
-        self._inside, self._say = inside, say
+        self._inside, self._say, self._note = inside, say, note
         self._main = threading.get_ident()
         self._seconds: list[float] = []
         self._step, self._since, self._ahead, self._told = 0, 0.0, 0, False
@@ -108,8 +111,11 @@ class Stalls:
                 f"step {step} has taken {seconds:.0f} s instead of {usual:.3g}; stacks are in "
                 f"{self._folder.name}/"
             )
-            for line in grouped([there.get(rank, silent) for rank in files]):
+            lines = grouped([there.get(rank, silent) for rank in files])
+            for line in lines:
                 self._say(f"  {line}")
+            row = {"kind": "stall", "step": step, "seconds": seconds, "usual_seconds": usual}
+            self._note({**row, "ranks": lines})
 
     def _file(self, step: int, rank: int) -> Path:
         return self._folder / f"step-{step:08d}-rank{rank}.txt"

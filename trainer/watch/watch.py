@@ -31,12 +31,16 @@ from trainer.process import console
 from trainer.watch.clock import make_clock
 from trainer.watch.goodput import first_start, productive_seconds
 from trainer.watch.header import header_lines, print_header, short_path, versions
+from trainer.watch.inside import Inside
 from trainer.watch.interval import Interval, Outcome, compute_seconds, measured, summarize
+from trainer.watch.metrics import append
 from trainer.watch.peak import device_name, memory, peak_flops
 from trainer.watch.profile import Profile
 from trainer.watch.progress import ProgressLine, short
 from trainer.watch.record import Record
 from trainer.watch.redact import redact, redact_override
+from trainer.watch.spikes import Spikes, origins
+from trainer.watch.spikes import in_words as spike_in_words
 from trainer.watch.stall import Stalls
 
 _STARTED = time.time()
@@ -69,8 +73,10 @@ class Watch:
         )
         self._stalls = Stalls(
             config.logging.stall, run_dir / "stalls", dist.get_rank(), plan.world_size,
-            lambda: self.clock.inside, self._speak,
+            lambda: self.clock.inside, self._speak, self._append,
         )  # fmt: skip
+        self.inside = Inside(config.logging.statistics)
+        self._spikes = Spikes(config.logging.spike)
         self._productive = 0.0
         self._first_start = _STARTED
         self._last_step = 0
@@ -85,6 +91,10 @@ class Watch:
             self._progress.say(text)
         else:
             print(text, file=console(), flush=True)
+
+    def _append(self, row: Mapping[str, Any]) -> None:
+        """Likewise."""
+        append(self.run_dir / "metrics.jsonl", {**row, "time": time.time()})
 
     def open(self, task: Task, model: nn.Module, step: int, resumed: Path | None) -> None:
         """Print the header and open the files, at the start or after a resume at `step`."""
@@ -144,6 +154,9 @@ class Watch:
     def step(self, number: int, step: Step, outcome: Outcome, guard: Guard) -> None:
         """Note a step; report when it is time, which is when the host waits for the device."""
         self._stalls.step(number)
+        self._spikes.note(number, step)
+        if looked_at := self.inside.read():
+            self._write(looked_at)
         interval = self._interval
         interval.outcomes.append(outcome)
         interval.tokens += step.count
@@ -168,6 +181,7 @@ class Watch:
         by_rank = all_gather(
             measured(interval, phases, memory(self.device, self.collectives.symmetric_nbytes()))
         )
+        self._report_spikes(interval.outcomes)
         skipped, self.skipped = guard.skipped - self.skipped, guard.skipped
         self._productive += seconds * (interval.steps - skipped) / interval.steps
         row: dict[str, Any] = {
@@ -201,6 +215,12 @@ class Watch:
                     self._progress.say(f"  {name}: {words}")
             row |= own
             self._write(row)
+
+    def _report_spikes(self, outcomes: Sequence[Outcome]) -> None:
+        for row in self._spikes.read(outcomes):
+            if self._record is not None:
+                self._progress.say(spike_in_words(row))
+                self._write({**row, "where": origins(self._task, row["rank_samples"])})
 
     def _figures(self, number: int, steps: int, seconds: Sequence[float]) -> Mapping[str, Any]:
         """What the task has to add to a report."""

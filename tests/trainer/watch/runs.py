@@ -38,6 +38,25 @@ def start(step, **changes):
     } | changes  # fmt: skip
 
 
+SPIKE = {
+    "kind": "spike", "step": 7, "loss": 9.0, "usual_loss": 2.5, "grad_norm": None,
+    "usual_grad_norm": 1.0, "samples": [3, 4, 5], "rank": 1, "rank_loss": None, "rank_samples": [4, 5],
+    "where": {"4": ["tokens 0-7 of document 1 of a.jsonl:2"]}, "time": 1e9 + 10,
+}  # fmt: skip
+STALL = {
+    "kind": "stall", "step": 8, "seconds": 30.0, "usual_seconds": 0.2, "time": 1e9 + 10,
+    "ranks": ["rank 0: communication", "rank 1: silent"],
+}  # fmt: skip
+STATISTICS = {
+    "kind": "statistics", "step": 10, "time": 1e9 + 10,
+    "gradients": {"layers.1.a": {"norm": 3.0, "max": 1.0, "broken": 0},
+                  "layers.1.b": {"norm": 4.0, "max": 1.0, "broken": 0},
+                  "scale": {"norm": 0.0, "max": 0.0, "broken": 0}},
+    "weights": {"layers.1.a": {"norm": 0.1, "max": 1.0, "broken": 0}},
+    "activations": {"layers.1": {"rms": 100.0, "max": 1000.0, "broken": 0.0}},
+}  # fmt: skip
+"""Rows that not every run has."""
+
 ROWS = [
     start(0), train(10), {"kind": "eval", "step": 10, "loss": 2.95, "time": 1e9 + 10},
     {"kind": "save", "step": 10, "name": "step-00000010", "time": 1e9 + 11}, train(20, skipped=2),

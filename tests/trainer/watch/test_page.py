@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.trainer.watch.runs import HOSTILE, ROWS, make_run, start, train
+from tests.trainer.watch.runs import HOSTILE, ROWS, SPIKE, STALL, STATISTICS, make_run, start, train
 from trainer.report import main
 from trainer.watch.config import LoggingConfig, WandbConfig
 from trainer.watch.page import chart, figures, panels, sections
@@ -73,6 +73,33 @@ def test_one_run_has_it_all(tmp_path):
     ]  # fmt: skip
     assert "2 steps skipped: loss or gradient not finite" in found.texts
     assert "step-00000010 (latest)" in found.texts
+
+
+def test_what_stood_out_stalled_or_was_asked_for_is_there(tmp_path):
+    rows = [start(0), SPIKE, STALL, STATISTICS, train(10)]
+    found = Elements(page([load_run(make_run(tmp_path / "r", rows, ()))]))
+    assert "stalled: rank 0: communication; rank 1: silent" in found.texts
+    assert (
+        "stands out: loss 9 instead of 2.5, grad norm not finite instead of 1; highest on rank 1, "
+        "samples 4 (tokens 0-7 of document 1 of a.jsonl:2), 5"
+    ) in found.texts
+    for title, value in (("gradient-norm-of-blocks", 5.0), ("weight-norm-of-blocks", 0.1),
+                         ("activations-of-blocks--root-mean-square", 100.0),
+                         ("activations-of-blocks--largest", 1000.0)):  # fmt: skip
+        [head, [name, power]] = found.tables[f"{title}.csv"]
+        assert (head, name) == (["", "step 10"], "layers.1")
+        assert 10 ** float(power) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("broken", [5, HOSTILE, [], {"a": HOSTILE}, {HOSTILE: {"norm": HOSTILE}}])
+def test_odd_rows_of_a_run_are_text_at_most(broken):
+    rows = [{"kind": kind, "step": 3, **dict.fromkeys(keys, broken)}
+            for kind, keys in (("statistics", ("gradients", "weights", "activations")),
+                               ("stall", ("ranks",)),
+                               ("spike", ("loss", "rank", "rank_samples", "where")))]  # fmt: skip
+    found = Elements(page([Run("r", [start(0), *rows])]))
+    assert found.tags.count("script") == 1
+    assert "img" not in found.tags
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -4,12 +4,13 @@ import base64
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from trainer.watch.page import figures, sections
+from trainer.watch.page import figures, inside, sections
 from trainer.watch.page.chart import write_chart
 from trainer.watch.page.figures import Figure
 from trainer.watch.page.panels import write_panel
@@ -42,7 +43,8 @@ def page(runs: Sequence[Run]) -> str:
         "Training": _charts(figures.training(runs)) + _about_marks(runs),
         "Speed": _charts(figures.speed(runs)),
         "Memory": _charts(figures.memory(runs)),
-        "From the task": _panels(runs),
+        "Inside the model": _panels(runs, inside.panels),
+        "From the task": _panels(runs, lambda run: run.panels),
         "Checkpoints": sections.checkpoints(runs),
         "Events": sections.event_table(runs),
         "Settings": _settings(runs),
@@ -93,10 +95,10 @@ def _about_marks(runs: Sequence[Run]) -> str:
     return '<p class="note">Dotted lines: restarts, failures and skipped steps.</p>'
 
 
-def _panels(runs: Sequence[Run]) -> str:
+def _panels(runs: Sequence[Run], panels: Callable[[Run], Sequence[Any]]) -> str:
     several = len(runs) > 1
     found = [
-        write_panel(panel, run.name if several else "") for run in runs for panel in run.panels
+        write_panel(panel, run.name if several else "") for run in runs for panel in panels(run)
     ]
     return f'<div class="charts">{"".join(found)}</div>' if found else ""
 

@@ -132,6 +132,11 @@ def _words(row: Mapping[str, Any], first: bool) -> str:
         )
     if row["kind"] == "save":
         return f"saved {row.get('name', '')}"
+    if row["kind"] == "stall":
+        ranks = row.get("ranks")
+        return "stalled: " + "; ".join(map(str, ranks if isinstance(ranks, list) else []))
+    if row["kind"] == "spike":
+        return f"stands out: {_figure(row, 'loss')}, {_figure(row, 'grad_norm')}; {_whose(row)}"
     if row["kind"] == "eval":
         figures = [
             f"{key} {written(value, 'number')}"
@@ -140,6 +145,28 @@ def _words(row: Mapping[str, Any], first: bool) -> str:
         ]
         return "evaluated: " + ", ".join(figures)
     return ""
+
+
+def _figure(row: Mapping[str, Any], key: str) -> str:
+    """`loss 9 instead of 2.5`."""
+    value: Any = row.get(key)
+    usual: Any = row.get(f"usual_{key}")
+    words = written(value, "number") if is_number(value) else "not finite"
+    return f"{key.replace('_', ' ')} {words}" + (
+        f" instead of {written(usual, 'number')}" if is_number(usual) else ""
+    )
+
+
+def _whose(row: Mapping[str, Any]) -> str:
+    """The rank whose samples had the highest loss, and the first of those with what they are made of."""
+    samples, where = row.get("rank_samples"), row.get("where")
+    named = samples[:4] if isinstance(samples, list) else []
+    origins = where if isinstance(where, dict) else {}
+    said = []
+    for sample in map(str, named):
+        of = origins.get(sample)
+        said.append(sample + (f" ({', '.join(map(str, of))})" if isinstance(of, list) else ""))
+    return f"highest on rank {row.get('rank')}, samples {', '.join(said)}"
 
 
 def checkpoints(runs: Sequence[Run]) -> str:
