@@ -10,16 +10,12 @@ Failures without a new checkpoint in between are counted, so that a run of weeks
 them, and one that always fails at the same step ends soon.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.folder import Checkpoints
 from trainer.errors import CHECKPOINT, FAILED
 from trainer.verify import problem
-
-ASIDE = "damaged-"
-"""What the name of a damaged checkpoint begins with from then on; nothing reads or removes it."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ class Restarts:
         if code == CHECKPOINT:
             if newest is None or problem(newest) is None:
                 return None  # it could not be written: a full disk stays full
-            aside = newest.with_name(f"{ASIDE}{newest.name}")
-            os.rename(newest, aside)
+            aside = self._checkpoints.put_aside(newest, "damaged")
             notes, newest = f"; what was damaged is now {aside.name}", self._checkpoints.newest()
         self._seen, self._used = newest, self._used + 1
         place = f"from {newest.name}" if newest is not None else "from the beginning"

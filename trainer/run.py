@@ -231,6 +231,8 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         checkpoint = find(config.trainer.resume, job.saver.checkpoints)
         if checkpoint is not None:
             job.restore(checkpoint)
+            if config.trainer.resume != "auto" and dist.get_rank() == 0:
+                _go_back(job)
         job.watch.open(task, model, job.state.step, checkpoint)
         yield job
     except RunError:
@@ -242,6 +244,12 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     except BaseException:
         job.watch.abandon()
         raise
+
+
+def _go_back(job: Job) -> None:
+    """Or the next start would take a newer checkpoint, which this one was to get away from."""
+    if undone := job.saver.checkpoints.undo_after(job.state.step):
+        print(f"later checkpoints are put aside: {', '.join(path.name for path in undone)}")
 
 
 def _steering(job: Job, run_dir: Path) -> Steering | None:

@@ -42,6 +42,21 @@ def test_a_killed_rank_and_a_damaged_checkpoint_in_one_run(whole, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_that_went_back_does_not_come_to_what_it_left(whole, tmp_path):
+    """Killed before it has a new checkpoint: the next start goes on from where it went back to."""
+    campaign = Campaign(tmp_path / "r", whole, STEPS)
+    campaign.finish()
+    good = "r/checkpoints/step-00000006"
+    _, output = campaign.strike(Fault("kill", "norm", 1, at=2), f"trainer.resume={good}")
+    assert "later checkpoints are put aside: undone-step-00000008\n" in output
+    campaign.finish()
+    assert [row["resumed"] for row in metrics(campaign.run_dir, "start")] == [
+        None, "step-00000006", "step-00000006",
+    ]  # fmt: skip
+    assert (campaign.run_dir / "checkpoints" / "undone-step-00000008").is_dir()
+
+
+@pytest.mark.slow
 @pytest.mark.long
 def test_a_run_that_always_fails_at_one_step_ends(tmp_path):
     words = [*COMMON, "trainer.steps=4", "launch.max_restarts=1", "trainer.resume=never"]
@@ -53,9 +68,20 @@ def test_a_run_that_always_fails_at_one_step_ends(tmp_path):
 
 def checkpoint(folder, step):
     path = Checkpoints(folder).of_step(step)
-    path.mkdir(parents=True)
+    path.mkdir(parents=True, exist_ok=True)
     (path / "manifest.json").write_text("{}")
     (folder / "latest").write_text(path.name)
+
+
+def test_what_is_put_aside_twice_has_two_names(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for _ in range(2):
+        for step in (2, 4, 6):
+            checkpoint(tmp_path, step)
+        checkpoints.undo_after(2)
+        assert checkpoints.newest() == checkpoints.of_step(2)
+    aside = [path.name for path in sorted(tmp_path.glob("undone-*"))]
+    assert aside == [f"undone-step-0000000{step}{again}" for step in (4, 6) for again in ("", "-2")]
 
 
 def test_only_failures_without_progress_are_counted(tmp_path):

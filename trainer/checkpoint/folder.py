@@ -50,6 +50,20 @@ class Checkpoints:
                 return path
         return None
 
+    def put_aside(self, checkpoint: Path, why: str) -> Path:
+        """Have it be no checkpoint of the run any more, under a new name; nothing removes it."""
+        name, number = f"{why}-{checkpoint.name}", 1
+        while (aside := self.path / name).exists():
+            number += 1
+            name = f"{why}-{checkpoint.name}-{number}"
+        os.rename(checkpoint, aside)
+        return aside
+
+    def undo_after(self, step: int) -> list[Path]:
+        """Put aside what is of later steps: the run has gone back to `step`."""
+        later = [checkpoint for checkpoint in self.complete() if _step(checkpoint) > step]
+        return [self.put_aside(checkpoint, "undone") for checkpoint in later]
+
     def make_room(self, size: int) -> None:
         """Remove what crashes left, and raise `CheckpointError` if `size` bytes do not fit.
 
