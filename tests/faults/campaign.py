@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from tests.faults.inject import Fault
-from tests.faults.starting import run
+from tests.faults.runs import run
 from tests.runs.helpers import SMALL, metrics, weights
 from trainer.checkpoint.folder import Checkpoints
 from trainer.verify import problem

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 VARIABLE = "SPRINGTIDE_TESTS_FAULT"
-"""Read by the tests' own wrapper of a rank (`tests.faults.starting`) and by nothing else."""
+"""Read by the tests' own wrapper of a rank (`tests.runs.helpers`) and by nothing else."""
 
 PHASES = {
     "restore": ("trainer.run", "load"),

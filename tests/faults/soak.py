@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tests.faults.campaign import COMMON, Campaign
-from tests.faults.starting import SHARED, begin, check_nothing_left, run
+from tests.faults.runs import SHARED, begin, check_nothing_left, run
 from tests.runs.helpers import children, finish, metrics
 
 SETTINGS = (

@@ -10,7 +10,7 @@ import pytest
 
 from tests.faults.campaign import COMMON, Campaign, undisturbed
 from tests.faults.inject import Fault
-from tests.faults.starting import SHARED, begin, check_nothing_left, processes_in, run
+from tests.faults.runs import SHARED, begin, check_nothing_left, processes_in, run
 from tests.runs.helpers import finish, metrics, reached, wait_for
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from tests.faults.campaign import COMMON, Campaign, undisturbed
 from tests.faults.inject import Fault
-from tests.faults.starting import run
+from tests.faults.runs import run
 from tests.runs.helpers import metrics
 from trainer.checkpoint.folder import Checkpoints
 from trainer.errors import CHECKPOINT, CONFIG, DATA, FAILED, NON_FINITE, STOPPED

@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults.campaign import COMMON
 from tests.faults.inject import Fault
-from tests.faults.starting import run
+from tests.faults.runs import run
 from tests.runs.helpers import SMALL, finish, ranks_of, reached, start, wait_for
 
 pytestmark = pytest.mark.slow

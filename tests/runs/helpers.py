@@ -9,15 +9,16 @@ A new interpreter imports for four seconds, so the same program is also forked f
 """
 
 import json
+import multiprocessing
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
-from multiprocessing import get_context
 from pathlib import Path
 
 from tests.ranks import forks
@@ -143,7 +144,7 @@ def _program(words, cwd, env, console):
     _run_module(*words)
 
 
-class ForkedRank(get_context("fork").Process):
+class ForkedRank(multiprocessing.get_context("fork").Process):
     """What torch's launcher asks of a `Popen`."""
 
     def poll(self):
@@ -157,8 +158,10 @@ class ForkedRank(get_context("fork").Process):
 
 
 def _fork_rank(handler, command, environment):
-    """Where torch's launcher would start `python ... -m WORDS`: a fork that becomes it."""
-    from trainer import stop
+    """Where torch's launcher would start `python ... -m WORDS`: a fork that becomes it, with the faults
+    that its environment asks for."""
+    from tests.faults.inject import install
+    from trainer import rundir, stop
 
     words = command[command.index("-m") + 1 :]
 
@@ -167,7 +170,12 @@ def _fork_rank(handler, command, environment):
         os.environ.clear()
         os.environ.update(environment)
         Path("/proc/self/comm").write_text(f"rank {environment['RANK']}")
-        stop._received.clear()  # the launcher's own
+        multiprocessing.set_start_method("fork", force=True)  # of data workers
+        for number in stop.SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        rundir._locks.clear()  # the launcher's own
+        stop._received.clear()
+        install()
         _run_module(*words)
 
     rank = ForkedRank(target=become)

@@ -24,6 +24,14 @@ def productive_seconds(rows: Iterable[Row]) -> float:
     return total
 
 
+def goodput(productive: float, before: float, seconds: float) -> float:
+    """`productive` as a share of what has gone by: `before` this start, and `seconds` since.
+
+    The first is by clocks that may have been set in between; the share is at most 1 all the same.
+    """
+    return productive / max(max(before, 0.0) + seconds, productive, 1e-9)
+
+
 def first_start(rows: Iterable[Row], now: float) -> float:
     """When the run folder was first started (seconds since 1970); `now` if no row says it."""
     return min((row["started"] for row in rows if row["kind"] == "start"), default=now)

@@ -29,7 +29,7 @@ from trainer.optim import learning_rate
 from trainer.plan import Plan
 from trainer.process import console
 from trainer.watch.clock import make_clock
-from trainer.watch.goodput import first_start, productive_seconds
+from trainer.watch.goodput import first_start, goodput, productive_seconds
 from trainer.watch.header import header_lines, print_header, short_path, versions
 from trainer.watch.inside import Inside
 from trainer.watch.interval import Interval, Outcome, compute_seconds, measured, summarize
@@ -43,8 +43,8 @@ from trainer.watch.spikes import Spikes, origins
 from trainer.watch.spikes import in_words as spike_in_words
 from trainer.watch.stall import Stalls
 
-_STARTED = time.time()
-"""Of this process, nearly: before the ranks meet and the model is built."""
+_STARTED, _BEGAN = time.time(), time.monotonic()
+"""Of this process, nearly: before the ranks meet and the model is built. The second cannot be set."""
 
 
 class Watch:
@@ -78,7 +78,7 @@ class Watch:
         self.inside = Inside(config.logging.statistics)
         self._spikes = Spikes(config.logging.spike)
         self._productive = 0.0
-        self._first_start = _STARTED
+        self._before = 0.0
         self._last_step = 0
 
     def _say(self, text: str) -> None:
@@ -107,7 +107,7 @@ class Watch:
             self._print_header(task, model, step, resumed)
             kept = record.open(plain, step)
             self._productive = productive_seconds(kept)
-            self._first_start = first_start(kept, _STARTED)
+            self._before = _STARTED - first_start(kept, _STARTED)
             self._record = record
             self._write(
                 {
@@ -197,7 +197,7 @@ class Watch:
             "step_seconds": seconds / interval.steps,
             **summarize(by_rank),
             "skipped": guard.skipped,
-            "goodput": self._productive / max(time.time() - self._first_start, 1e-9),
+            "goodput": goodput(self._productive, self._before, now - _BEGAN),
             "seconds": now - self._begun,
         }
         if self._peak is not None:
