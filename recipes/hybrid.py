@@ -35,7 +35,7 @@ from recipes.balance import balance_part
 from recipes.plans import PlanWatch, foreseen, fullest, settings_in_words
 from recipes.pretrain import PretrainTask, check_vocabulary
 from recipes.repacking import model_shape, planned_rows
-from recipes.task import Batch
+from recipes.task import Batch, DataError
 from recipes.text.config import SequencesConfig, TextConfig
 from recipes.text.joined import join
 from recipes.text.packing import IGNORED
@@ -145,7 +145,10 @@ class HybridTask(PretrainTask):
         assert self._ranks is not None
         if self._planner is None:
             return one_parent(lengths, self._ranks.size)
-        return self._planner.plan(lengths)
+        try:
+            return self._planner.plan(lengths)
+        except ValueError as error:  # samples that ranks cannot hold, which no key shows
+            raise DataError(str(error)) from error
 
     def rows(self, batch: Batch) -> Rows:
         """What the model is told about its rows: whole documents, or what a plan has put here."""

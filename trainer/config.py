@@ -10,7 +10,8 @@ from functools import cache
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from collectives.config import CollectivesConfig
 from configs.values import at_least
@@ -120,18 +121,43 @@ def register_schema() -> None:
 
 def build_config(plain: dict[str, Any]) -> Config:
     """The typed, checked configuration of a composed one. Raises `ConfigError`."""
-    name = plain["task"]["name"]
+    task = plain.get("task")
+    name = task.get("name") if isinstance(task, dict) else None
     if name not in tasks():
         raise ConfigError(f"task {name} is not installed; there are: {', '.join(tasks())}")
     schema = OmegaConf.structured(config_type())
     for node, kind in node_types(tasks()[name]).items():
         schema[node] = OmegaConf.structured(kind)
+    if misfit := _misfit(schema, plain, ""):
+        raise ConfigError(misfit)
     try:
         config = OmegaConf.to_object(OmegaConf.merge(schema, plain))
+    except OmegaConfBaseException as error:
+        key = error.full_key or "a key"
+        raise ConfigError(f"{key}: {str(error).splitlines()[0]}") from error
     except ValueError as error:  # raised by a __post_init__
         raise ConfigError(str(error)) from error
     assert isinstance(config, Config)
     return config
+
+
+def _misfit(schema: Any, plain: dict[str, Any], prefix: str) -> str | None:
+    """What is wrong with the first key that has a list for a dictionary, or the other way round.
+
+    Hydra says it better; but a configuration may also come from a run folder, or another program.
+    """
+    for key, value in plain.items():
+        node = schema._get_node(key) if key in schema else None
+        for kind, other, words in (
+            (DictConfig, list, "keys with"),
+            (ListConfig, dict, "a list of"),
+        ):
+            if isinstance(node, kind) and isinstance(value, other):
+                return f"{prefix}{key}={value}: set {prefix}{key} to {words} values"
+        inner = isinstance(node, DictConfig) and isinstance(value, dict)
+        if inner and (found := _misfit(node, value, f"{prefix}{key}.")):
+            return found
+    return None
 
 
 def unknown_keys(config: DictConfig) -> list[str]:

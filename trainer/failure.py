@@ -40,7 +40,7 @@ def in_words(error: BaseException) -> tuple[int, str]:
     if isinstance(error, RunError):
         return error.code, f"error: {error}"
     if isinstance(error, DataError):
-        return DATA, f"error: {error}"
+        return DATA, f"error: {_in_the_worker(str(error))}"
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
         file = f" {error.filename}" if error.filename else ""
         return CHECKPOINT, (
@@ -100,6 +100,13 @@ def waited_in_vain(error: BaseException) -> bool:
     """Whether torch's CPU collectives only say that another rank is gone, or silent."""
     said = ("closed by peer", "reset by peer", "Timed out waiting", "Broken pipe")
     return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+
+
+def _in_the_worker(text: str) -> str:
+    """What a data worker raised: torch hands it on with the worker's traceback around it."""
+    if text.startswith("Caught DataError in "):
+        return text.rpartition("DataError: ")[2].rstrip()
+    return text
 
 
 def _without_place(text: str) -> str:

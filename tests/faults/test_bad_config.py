@@ -1,7 +1,7 @@
 """Whatever a key is set to, there is a plan or one error that names a key that was set: never a traceback.
 
 Most cases skip Hydra, which takes ten times as long as all else, and start from its composed dictionary;
-some go all the way from the command line.
+some go all the way from the command line. `python -m tests.faults.fuzz` does thousands.
 """
 
 import copy
@@ -14,7 +14,6 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from omegaconf.errors import OmegaConfBaseException
 
 from recipes.task import DataError
 from trainer.cli import run
@@ -85,14 +84,16 @@ def plan(plain):
 
 
 def check_plan_or_error(recipe, changes):
+    """Returns which of the two it was."""
     said = None
     try:
         plan(changed(recipe, changes))
-    except (RunError, DataError, OmegaConfBaseException) as error:
+    except (RunError, DataError) as error:
         said = str(error)
     except Exception as error:
         raise AssertionError(f"{recipe} with {changes}: {type(error).__name__}: {error}") from error
     assert said is None or names_a_key(said, recipe, changes), f"{recipe} with {changes}: {said}"
+    return "plan" if said is None else "error"
 
 
 def names_a_key(said, recipe, changes):
@@ -101,21 +102,12 @@ def names_a_key(said, recipe, changes):
     return any(word in said for word in (*words, *keys(recipe)))
 
 
-def could_be(recipe, key):
-    """Values that Hydra, which is skipped here, does not refuse: a list for a list, not a dictionary."""
-    node = composed(recipe)
-    for part in key.split("."):
-        node = node[part]
-    other = {list: dict, dict: list}.get(type(node))
-    return [value for value in VALUES if other is None or not isinstance(value, other)]
-
-
 @st.composite
 def odd_settings(draw):
     """A recipe, and one to three of its keys with values from anywhere."""
     recipe = draw(st.sampled_from(RECIPES))
     chosen = draw(st.lists(st.sampled_from(keys(recipe)), min_size=1, max_size=3, unique=True))
-    return recipe, {key: draw(st.sampled_from(could_be(recipe, key))) for key in chosen}
+    return recipe, {key: draw(st.sampled_from(VALUES)) for key in chosen}
 
 
 @st.composite
@@ -138,14 +130,6 @@ def many(examples):
 @many(120)
 @given(st.one_of(odd_settings(), odd_sizes()))
 def test_a_plan_or_one_error_that_names_a_key(case):
-    check_plan_or_error(*case)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3000)
-@many(5000)
-@given(st.one_of(odd_settings(), odd_sizes()))
-def test_five_thousand_of_them(case):
     check_plan_or_error(*case)
 
 
@@ -176,12 +160,13 @@ def check_command(arguments):
     assert handlers == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     said = err.getvalue()
     if code == 0:
-        return
+        return "plan"
     assert code in (2, 3, 4), arguments
     assert said.startswith("error: "), (arguments, said)
     assert said.count("\n") == 1, (arguments, said)
     given_keys = [word.lstrip("+").split("=")[0] for word in arguments]
     assert any(key.rpartition(".")[2] in said for key in given_keys), (arguments, said)
+    return "error"
 
 
 @st.composite
@@ -208,14 +193,4 @@ def elsewhere(tmp_path_factory):
 )
 @given(words=odd_words())
 def test_a_command_line_ends_in_a_plan_or_one_line(elsewhere, words):
-    check_command(words)
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3000)
-@settings(
-    many(500), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-)
-@given(words=odd_words())
-def test_five_hundred_of_them(elsewhere, words):
     check_command(words)

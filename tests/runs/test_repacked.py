@@ -62,6 +62,16 @@ def test_a_repacked_run_is_resumed_on_any_number_of_ranks_and_says_what_it_plann
     assert "predicted" in (texts / "straight" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_samples_that_ranks_cannot_hold_are_one_error_that_names_keys(texts, workers):
+    few = ["parallel.repacking.max_rows=16", f"trainer.workers={workers}", "run.dir=r"]
+    code, output = program(*SMALL, *few, "launch.nproc=2", cwd=texts)
+    assert code == 3, output
+    assert output.count("error: ") == 1
+    assert "Traceback" not in output
+    assert "set trainer.micro_batch_size lower" in output
+
+
 def test_settings_are_refused_before_a_rank_starts_and_a_plan_for_gpus_needs_none(tmp_path):
     code, output = program("+recipe=tiny", "parallel.sequence.max_parent=4", cwd=tmp_path)
     assert code == 2

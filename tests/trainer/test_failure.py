@@ -33,6 +33,13 @@ def words(error, monkeypatch):
         (ConfigError("set this"), 2, "error: set this"),
         (DataError("line 3"), 3, "error: line 3"),
         (
+            DataError(
+                "Caught DataError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
+                'last):\n  File "a.py", line 1, in b\nrecipes.task.DataError: line 3\n'
+            ),
+            3, "error: line 3",
+        ),
+        (
             OSError(errno.ENOSPC, "No space left on device", "a.json"), 4,
             "error: rank 1 cannot write a.json: No space left on device: free some space, or set "
             "another run.dir",
