@@ -23,7 +23,11 @@ MOMENTS = {
     "manifest": 2, "commit": 2, "pointer": 2, "purge": 2, "purging": 2,
 }  # fmt: skip
 """And how often a rank comes there before the run has taken a few steps."""
-TIDE = ("all-gather", "gathered", "reduce-scatter")
+NEVER = {
+    "collectives=stock": ("all-gather", "gathered", "reduce-scatter"),
+    "checkpoint.background=false": ("copy",),
+}
+"""Settings under which a rank does not come there."""
 WRITING = ("shards", "checksums", "room", "metadata", "progress", "manifest", "commit", "pointer")
 SAME_NUMBERS = ([], [], ["trainer.workers=1"], ["checkpoint.background=false"],
                 ["collectives=stock"], ["trainer.micro_batch_size=4"])  # fmt: skip
@@ -49,8 +53,7 @@ def strike_at_random(folder, blows, chance, say=print):
     for number in range(blows):
         fault = random_fault(chance)
         changes = chance.choice(SAME_NUMBERS)
-        if fault.phase in TIDE and changes == ["collectives=stock"]:
-            changes = []
+        changes = [word for word in changes if fault.phase not in NEVER.get(word, ())]
         begin = time.monotonic()
         code, output = campaign.strike(fault, *changes)
         counts[fault.what] += 1
