@@ -11,13 +11,14 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import tempfile
 import time
 from pathlib import Path
 
 from tests.faults.campaign import COMMON, Campaign
-from tests.faults.runs import SHARED, begin, check_nothing_left, run
+from tests.faults.runs import SHARED, begin, check_nothing_left, orphans, run
 from tests.runs.helpers import children, finish, metrics
 
 SETTINGS = (
@@ -27,20 +28,28 @@ SETTINGS = (
 """The schedule does not depend on how many steps there are: nobody knows before the end."""
 
 
-def readings(pid):
-    """Of the launcher: resident memory in MiB, open files, children; and names in /dev/shm of torch."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    resident = next(
-        int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")
-    )
-    files = len(os.listdir(f"/proc/{pid}/fd"))
-    shared = sum(file.name.startswith("torch_") for file in SHARED.iterdir())
+def readings(pid, before):
+    """Memory in MiB and open files of the launcher, and the most of any of its ranks; and what ranks so
+    far have left in /dev/shm."""
+    ranks = [found for rank in children(pid) if (found := _reading(rank))]
+    own = _reading(pid) or {"mib": 0, "files": 0}
     return {
-        "mib": round(resident / 1024),
-        "files": files,
-        "ranks": len(children(pid)),
-        "shm": shared,
+        **own,
+        "ranks": len(ranks),
+        "rank_mib": max((found["mib"] for found in ranks), default=0),
+        "rank_files": max((found["files"] for found in ranks), default=0),
+        "shm": len(orphans(before)),
     }
+
+
+def _reading(pid):
+    """Of one process; nothing if it has gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        resident = re.search(r"^VmRSS:\s+(\d+) kB", status, re.M)
+        return {"mib": int(resident[1]) // 1024, "files": len(os.listdir(f"/proc/{pid}/fd"))}
+    except (OSError, TypeError):
+        return None
 
 
 def strike(pid, chance):
@@ -58,13 +67,17 @@ def soak(folder, minutes, every, chance, say):
     """Strike until the time is over, let the run end, and compare; returns the readings."""
     struck, end = folder / "struck", time.monotonic() + 60 * minutes
     struck.mkdir()
+    before = set(SHARED.iterdir())
     words = [*COMMON, *SETTINGS, "trainer.steps=1000000", "launch.max_restarts=5"]
     process = begin(*words, cwd=struck)
     notes, blows = [], []
     while time.monotonic() < end and process.returncode is None:
         time.sleep(every * chance.uniform(0.5, 1.5))
         notes.append(
-            {**readings(process.pid), "step": (metrics(struck / "r") or [{"step": 0}])[-1]["step"]}
+            {
+                **readings(process.pid, before),
+                "step": (metrics(struck / "r") or [{"step": 0}])[-1]["step"],
+            }
         )
         if blow := strike(process.pid, chance):
             blows.append(blow)
@@ -81,7 +94,7 @@ def soak(folder, minutes, every, chance, say):
     assert code == 0, output
     code, output = run(*COMMON, *SETTINGS, f"trainer.steps={steps}", cwd=struck, timeout=3600)
     assert code == 0, output
-    check_nothing_left(set(SHARED.iterdir()), struck)
+    check_nothing_left(before, struck)
     return notes, blows, steps
 
 
