@@ -18,7 +18,7 @@ from trainer.checkpoint.loader import find
 from trainer.compose import run_jobs
 from trainer.config import Config, build_config
 from trainer.data import check_enough, fingerprint
-from trainer.errors import CONFIG, DATA, DONE, ConfigError, RunError
+from trainer.errors import CONFIG, DATA, DONE, STOPPED, ConfigError, RunError
 from trainer.launch import CHAIN, decide, slurm_environment
 from trainer.plan import make_plan
 from trainer.plugins import tasks
@@ -67,7 +67,7 @@ def _run_job(
     if place.kind == "slurm":
         os.environ |= slurm_environment(os.environ)
     if place.kind != "local" and not dry_run:
-        return worker.run(payload)
+        return _without_restart(worker.run(payload))
     if dry_run and not _is_first_rank():
         return DONE
     task = make_task(config, place.world_size)
@@ -96,6 +96,12 @@ def _run_job(
     if stop.requested():
         return stopped_early()
     return _start(config, payload, place.world_size, run_dir, sweep)
+
+
+def _without_restart(code: int) -> int:
+    """torchrun starts ranks again that end with anything but 0, which would undo a stop."""
+    restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+    return DONE if code == STOPPED and restarts else code
 
 
 def _start_work(

@@ -17,6 +17,8 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests.processes import children, command_of
+
 VARIABLE = "SPRINGTIDE_TESTS_FAULT"
 """Read by the tests' own wrapper of a rank (`tests.runs.helpers`) and by nothing else."""
 
@@ -47,8 +49,10 @@ PHASES = {
     "purging": ("trainer.checkpoint.folder", "shutil.rmtree"),
     "page": ("trainer.watch.record", "write_page"),
     "goodbye": ("trainer.watch.watch", "Watch.close"),
-    "exported": ("recipes.slide.beam_export", "BeamExportTask.work"),
+    "shard of lists": ("recipes.slide.beam_export", "write_shard"),
     "decision": ("recipes.lelora.steering", "LeloraSteering.after_step"),
+    "switch": ("recipes.lelora.switching", "Adapters._switch"),
+    "switched": ("recipes.lelora.steering", "LeloraSteering._end_decision"),
 }
 """Moments: what is called at them, as `module`, `attribute`."""
 FIRST_RANK = frozenset(
@@ -148,6 +152,21 @@ def _damage():
     shards[-1].write_bytes(content)
 
 
+def _kill_wandb():
+    """The process that wandb has beside this one."""
+    service = [pid for pid in children(os.getpid()) if "wandb" in command_of(pid)]
+    assert service, "wandb has no process"
+    for pid in service:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _set_clock(seconds):
+    """What the machine's clock says from now on, to this process."""
+    real = time.time
+    time.time = lambda: real() + seconds
+
+
+DAY = 86_400.0
 HAPPENINGS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
@@ -159,4 +178,8 @@ HAPPENINGS = {
     "damage": _damage,
     "vanish": lambda: shutil.rmtree("r/checkpoints", ignore_errors=True),
     "remove data": lambda: Path("data.jsonl").unlink(),
+    "change data": lambda: Path("data.jsonl").write_text('{"text": "other words"}\n'),
+    "kill wandb": _kill_wandb,
+    "clock back": lambda: _set_clock(-DAY),
+    "clock ahead": lambda: _set_clock(DAY),
 }

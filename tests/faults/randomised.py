@@ -47,7 +47,7 @@ def random_fault(chance):
 
 def strike_at_random(folder, blows, chance, say=print):
     """So many blows and the end; returns how many there were of each kind."""
-    steps = 3 * blows + 8
+    steps = 4 * blows
     campaign = Campaign(folder / "struck", undisturbed(folder / "whole", steps), steps)
     counts = Counter()
     for number in range(blows):

@@ -1,11 +1,11 @@
 """Runs of `tests.runs.helpers` with faults in their ranks, of which nothing may be left."""
 
-import os
 import re
 import time
 from pathlib import Path
 
 from tests.faults.inject import VARIABLE, pack
+from tests.processes import working_in
 from tests.runs.helpers import finish, launch
 
 
@@ -32,7 +32,7 @@ SHARED = Path("/dev/shm")
 def check_nothing_left(before, cwd, patience=10):
     """No process that works in this folder, no shared memory but `before`, no temporary file."""
     end = time.monotonic() + patience
-    while left := [*processes_in(cwd), *(cwd / "tmp").iterdir(), *orphans(before)]:
+    while left := [*working_in(cwd), *(cwd / "tmp").iterdir(), *orphans(before)]:
         assert time.monotonic() < end, f"left over: {left}"
         time.sleep(0.05)
 
@@ -42,15 +42,3 @@ def orphans(before):
     data workers make none that have a name."""
     made = {file: re.match(r"torch_(\d+)_", file.name) for file in set(SHARED.iterdir()) - before}
     return [file for file, pid in made.items() if pid and not Path("/proc", pid[1]).exists()]
-
-
-def processes_in(folder):
-    """Ids of processes whose working directory is `folder`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(folder):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found

@@ -19,13 +19,12 @@ from pathlib import Path
 
 from tests.faults.campaign import COMMON, Campaign
 from tests.faults.runs import SHARED, begin, check_nothing_left, orphans, run
-from tests.runs.helpers import children, finish, metrics
+from tests.processes import children
+from tests.runs.helpers import finish, metrics
 
 SETTINGS = (
     "checkpoint.every=20", "trainer.eval_every=100", "logging.every=10", "launch.timeout=20",
-    "optim.schedule=constant",
 )  # fmt: skip
-"""The schedule does not depend on how many steps there are: nobody knows before the end."""
 
 
 def readings(pid, before):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.faults.campaign import Campaign, undisturbed
+from tests.faults.campaign import LONGEST, Campaign
 from tests.faults.inject import FIRST_RANK, PHASES, Fault
 from tests.faults.randomised import MOMENTS, strike_at_random
 
@@ -33,9 +33,8 @@ POINTS = [
 ]
 
 
-def test_a_run_killed_at_twenty_moments_ends_as_if_it_had_not_been(tmp_path):
-    steps = 2 * len(POINTS) + 8
-    campaign = Campaign(tmp_path / "struck", undisturbed(tmp_path / "whole", steps), steps)
+def test_a_run_killed_at_twenty_moments_ends_as_if_it_had_not_been(whole, tmp_path):
+    campaign = Campaign(tmp_path / "struck", whole, LONGEST)
     for fault in POINTS:
         campaign.strike(fault)
     campaign.finish()

@@ -3,14 +3,16 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 
 import pytest
 
-from tests.faults.campaign import COMMON, Campaign, undisturbed
+from tests.faults.campaign import COMMON, Campaign
 from tests.faults.inject import Fault
-from tests.faults.runs import SHARED, begin, check_nothing_left, processes_in, run
+from tests.faults.runs import SHARED, begin, check_nothing_left, run
+from tests.processes import working_in
 from tests.runs.helpers import finish, metrics, reached, wait_for
 
 pytestmark = pytest.mark.slow
@@ -39,9 +41,8 @@ MORE = [
 
 
 @pytest.mark.parametrize("blows", [BLOWS, pytest.param(MORE, marks=pytest.mark.long)])
-def test_blows_that_are_not_kills_cost_no_step_either(blows, tmp_path):
-    steps = 2 * len(blows) + 8
-    campaign = Campaign(tmp_path / "struck", undisturbed(tmp_path / "whole", steps), steps)
+def test_blows_that_are_not_kills_cost_no_step_either(blows, whole, tmp_path):
+    campaign = Campaign(tmp_path / "struck", whole, 24)
     for fault, code, words in blows:
         began = time.monotonic()
         got, output = campaign.strike(fault)
@@ -63,6 +64,29 @@ def test_a_folder_that_vanishes_ends_the_run_and_the_next_starts_afresh(tmp_path
     assert "the run folder has no checkpoint yet" in output
 
 
+def test_a_clock_that_is_set_and_a_tracker_that_is_killed_change_nothing(whole, tmp_path):
+    """A day back on one rank, a day ahead on the other; and wandb's own process dies."""
+    campaign = Campaign(tmp_path / "struck", whole, 12, "logging.wandb.mode=offline")
+    faults = [Fault("clock back", "data", 0, at=4), Fault("clock ahead", "data", 1, at=6),
+              Fault("kill wandb", "report", 0, at=8)]  # fmt: skip
+    begun, before = time.monotonic(), set(SHARED.iterdir())
+    process = begin(
+        *campaign.words, cwd=campaign.folder, fault=faults, env={"WANDB_MODE": "offline"}
+    )  # fmt: skip
+    code, output = finish(process, 120)
+    for left in (campaign.folder / "tmp").glob("wandb-*"):  # it had no time to remove its socket
+        shutil.rmtree(left)
+    check_nothing_left(before, campaign.folder)
+    assert code == 0, output
+    assert time.monotonic() - begun < 60
+    assert output.count("wandb is switched off after an error") == 1
+    assert "Traceback" not in output
+    campaign.finish()
+    rows = metrics(campaign.run_dir)
+    assert rows[-1]["time"] < rows[0]["time"]
+    assert all(0 < row["goodput"] <= 1 for row in rows)
+
+
 def test_figures_that_cannot_be_shown_do_not_end_training(tmp_path):
     """wandb's folder cannot be made, nor the page be written."""
     (tmp_path / "r").mkdir()
@@ -78,7 +102,7 @@ def test_figures_that_cannot_be_shown_do_not_end_training(tmp_path):
 def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
     process = begin(*COMMON, "trainer.steps=100000", cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
-    assert len(processes_in(tmp_path)) >= 3
+    assert len(working_in(tmp_path)) >= 3
     os.kill(process.pid, signal.SIGKILL)
     finish(process, 20)
     for left in (tmp_path / "tmp").iterdir():  # nobody was left to remove it
@@ -93,11 +117,11 @@ def rows(*texts):
     return "".join(json.dumps({"text": text * 40}) + "\n" for text in texts)
 
 
-def test_data_that_goes_away_while_training_is_not_missed_before_the_next_start(tmp_path):
+def test_data_that_changes_or_goes_away_is_not_missed_before_the_next_start(tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text(rows(*"abcdefgh"))
     words = [*COMMON, "data.files=[data.jsonl]", "data.holdout=0", "trainer.eval_every=0"]
-    fault = Fault("remove data", "data", 0, at=2)
+    fault = [Fault("change data", "data", 0, at=2), Fault("remove data", "data", 1, at=4)]
     code, output = run(*words, "trainer.steps=4", cwd=tmp_path, fault=fault)
     assert code == 0, output
     code, output = run(*words, "trainer.steps=6", cwd=tmp_path)

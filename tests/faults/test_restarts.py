@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.faults.campaign import COMMON, Campaign, undisturbed
+from tests.faults.campaign import COMMON, Campaign
 from tests.faults.inject import Fault
 from tests.faults.runs import run
 from tests.runs.helpers import metrics
@@ -13,11 +13,6 @@ from trainer.errors import CHECKPOINT, CONFIG, DATA, FAILED, NON_FINITE, STOPPED
 from trainer.restart import Restarts
 
 STEPS = 8
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    return undisturbed(tmp_path_factory.mktemp("restarts") / "whole", STEPS)
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import pytest
 from tests.faults.campaign import COMMON
 from tests.faults.inject import Fault
 from tests.faults.runs import run
-from tests.runs.helpers import SMALL, finish, ranks_of, reached, start, wait_for
+from tests.processes import ranks_of
+from tests.runs.helpers import SMALL, finish, reached, start, wait_for
 
 pytestmark = pytest.mark.slow
 WORDS = [

@@ -11,7 +11,6 @@ A new interpreter imports for four seconds, so the same program is also forked f
 import json
 import multiprocessing
 import os
-import re
 import runpy
 import signal
 import subprocess
@@ -241,40 +240,3 @@ def weights(run_dir, step):
 
     walk({key: state[key] for key in ("model", "optimizer")}, "")
     return flat, json.loads((folder / "trainer.json").read_text())
-
-
-def ranks_of(pid):
-    """Process ids of the ranks that a launcher started, by rank."""
-    found = {}
-    for child in children(pid):
-        try:
-            command, environment, name = (
-                Path(f"/proc/{child}/{file}").read_text() for file in ("cmdline", "environ", "comm")
-            )
-        except OSError:
-            continue
-        new = re.search(r"(?:^|\0)RANK=(\d+)", environment) if "trainer.worker" in command else None
-        if rank := re.fullmatch(r"rank (\d+)\n", name) or new:
-            found[int(rank[1])] = child
-    return found
-
-
-def catches(pid, number):
-    """Whether a process has a handler of its own for a signal."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
-
-
-def children(pid):
-    """Direct children of a process."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue
-            if int(stat.rsplit(")", 1)[1].split()[1]) == pid:
-                found.append(int(entry.name))
-    return found

@@ -7,13 +7,13 @@ import signal
 import pytest
 import torch
 
+from tests.processes import ranks_of
 from tests.runs.helpers import (
     SMALL,
     finish,
     launch,
     metrics,
     program,
-    ranks_of,
     reached,
     train,
     wait_for,

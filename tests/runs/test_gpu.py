@@ -104,7 +104,7 @@ def test_a_killed_rank_ends_the_job_within_seconds(tmp_path):
     import os
     import time
 
-    from tests.runs.helpers import ranks_of
+    from tests.processes import ranks_of
 
     process = start(*SMALL, *BF16, "trainer.steps=100000", "run.dir=r", cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import children
 from tests.runs.helpers import (
     SMALL,
     finish,
@@ -47,6 +48,39 @@ def test_torchrun_on_two_nodes_makes_one_run(tmp_path):
         "rank1.log", "rank2.log", "rank3.log",
     ]  # fmt: skip
     assert len(metrics(folder)) == 4
+
+
+@pytest.mark.long
+def test_torchrun_goes_on_with_fewer_nodes(tmp_path):
+    """Of two agents one is killed with its rank: the other starts again, alone, from the checkpoint."""
+    port = 20_000 + (os.getpid() + 13) % 20_000
+    common = [
+        "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1",
+        "--rdzv-conf=last_call_timeout=15", "-m", "trainer", *SMALL, "trainer.steps=100000",
+        "checkpoint.every=2", "trainer.resume=auto", "run.dir=r", "launch.timeout=10",
+    ]  # fmt: skip
+    first = launch(*common, cwd=tmp_path, module=TORCHRUN)
+    wait_for(lambda: any(f":{port:04X} " in Path(f"/proc/net/{kind}").read_text()
+                         for kind in ("tcp", "tcp6")))  # it is the one where they meet  # fmt: skip
+    other = launch(*common, cwd=tmp_path, module=TORCHRUN)
+
+    def ranks():
+        return [row["ranks"] for row in metrics(tmp_path / "r", "start")]
+
+    wait_for(lambda: ranks()[-1:] == [2])  # perhaps the first one had begun alone
+    wait_for(lambda: metrics(tmp_path / "r", "save"))
+    for pid in (other.pid, *children(other.pid)):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: ranks()[-1] == 1, timeout=180)
+    seen = metrics(tmp_path / "r")[-1]["step"]
+    wait_for(lambda: reached(tmp_path / "r", seen + 4))
+    (tmp_path / "r" / "stop").touch()
+    code, output = finish(first)
+    assert (code, "stopped after step" in output) == (0, True), output
+    assert metrics(tmp_path / "r", "start")[-1]["resumed"].startswith("step-")
+    steps = [row["step"] for row in metrics(tmp_path / "r")]
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_torchrun_prints_a_wrong_key_once(tmp_path):

@@ -6,14 +6,13 @@ import time
 
 import pytest
 
+from tests.processes import catches, ranks_of
 from tests.runs.helpers import (
     SMALL,
-    catches,
     finish,
     launch,
     metrics,
     program,
-    ranks_of,
     reached,
     start,
     train,

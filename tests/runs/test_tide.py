@@ -6,13 +6,13 @@ import time
 
 import pytest
 
+from tests.processes import ranks_of
 from tests.runs.helpers import (
     SMALL,
     finish,
     launch,
     metrics,
     program,
-    ranks_of,
     reached,
     train,
     wait_for,

@@ -1,6 +1,12 @@
+import mmap
+import os
+from pathlib import Path
+
 import pytest
+import torch
 
 from parallel.mesh import ParallelConfig, SequenceConfig
+from trainer import ranks
 from trainer.errors import ConfigError
 from trainer.launch import LaunchConfig, Place, decide, slurm_environment
 
@@ -59,3 +65,22 @@ def test_slurm_variables_of_the_step_become_torchs():
         ("gpu-[001-004,9].cluster", "gpu-001.cluster"),
     ):
         assert slurm_environment(SLURM | {"SLURM_STEP_NODELIST": nodes})["MASTER_ADDR"] == first
+
+
+def test_nccl_is_asked_for_its_last_collectives_by_names_that_torch_knows(tmp_path, monkeypatch):
+    """Where there are GPUs; what the environment says already, stands."""
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    ranks._record_flights(tmp_path)
+    assert not any(name in os.environ for name in names)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv(names[0], "7")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    ranks._record_flights(tmp_path)
+    assert [os.environ[name] for name in names] == ["7", "1", f"{tmp_path}/nccl/rank_"]
+    assert (tmp_path / "nccl").is_dir()
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as found:
+        assert found.find(b"TORCH_FR_BUFFER_SIZE") > 0
+        assert found.find(b"TORCH_FR_DUMP_TEMP_FILE") > 0

@@ -1,0 +1,53 @@
+"""Killed while a policy decides which adapters train, and while they are switched."""
+
+import json
+
+import pytest
+import torch
+
+from tests.faults.inject import Fault
+from tests.faults.runs import run
+from tests.recipes.lelora.toys import write_texts
+from tests.runs.helpers import metrics, weights
+from tests.runs.test_lelora import LELORA
+
+pytestmark = pytest.mark.slow
+WORDS = (
+    "+recipe=lelora_classify", "data=labelled", "data.files=[texts.tsv]", "model.hidden_size=16",
+    "model.intermediate_size=24", "model.num_heads=2", "+model.config.initializer_range=0.2", *LELORA,
+    "trainer.steps=8", "checkpoint.every=1", "trainer.resume=auto", "run.dir=r", "launch.timeout=10",
+)  # fmt: skip
+BLOWS = [
+    Fault("kill", "decision", 1, at=2),  # decisions are after steps 2, 4 and so on
+    Fault(
+        "kill", "switch", 0, at=15
+    ),  # thirteen at the start; one adapter is switched, the next is not
+    Fault("kill", "switched", 1, at=1),
+]
+
+
+def decided(run_dir):
+    lines = (run_dir / "decisions.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_a_run_killed_around_its_decisions_decides_as_if_it_had_not_been(tmp_path):
+    for name in ("whole", "struck"):
+        (tmp_path / name).mkdir()
+        write_texts(tmp_path / name)
+    code, output = run(*WORDS, cwd=tmp_path / "whole")
+    assert code == 0, output
+    for fault in BLOWS:
+        code, output = run(*WORDS, cwd=tmp_path / "struck", fault=fault)
+        assert code == 1, output
+        assert f"rank {fault.rank} was killed by SIGKILL" in output
+        assert "Traceback" not in output
+    code, output = run(*WORDS, cwd=tmp_path / "struck")
+    assert code == 0, output
+    whole, struck = tmp_path / "whole" / "r", tmp_path / "struck" / "r"
+    assert decided(struck) == decided(whole)
+    assert len(decided(whole)) == 3
+    assert [r["loss"] for r in metrics(struck)] == [r["loss"] for r in metrics(whole)]
+    ours, theirs = weights(struck, 8)[0], weights(whole, 8)[0]
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
