@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tests.processes import children, command_of
@@ -85,14 +85,26 @@ class Fault:
     """The how manieth time that the rank comes there."""
     marker: str = ""
     """A file that says that it has happened; empty: it happens in every process."""
+    after: str = ""
+    """The marker of one that has to have happened before this process began; empty: of none."""
 
 
 def install():
     """Set up the faults that the environment names, those for this rank that have not happened."""
     for fault in unpack(os.environ.pop(VARIABLE, "[]")):
         done = fault.marker and Path(fault.marker).exists()
-        if fault.rank == int(os.environ["RANK"]) and not done:
+        waits = fault.after and not Path(fault.after).exists()
+        if fault.rank == int(os.environ["RANK"]) and not done and not waits:
             _wrap(fault)
+
+
+def in_turn(faults, folder):
+    """The same, each in a run of its own: the next one after the one before it."""
+    markers = [str(folder / f"happened-{number}") for number in range(len(faults))]
+    return [
+        replace(fault, marker=marker, after=before)
+        for fault, marker, before in zip(faults, markers, ["", *markers], strict=False)
+    ]
 
 
 def pack(faults):
