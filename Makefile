@@ -1,13 +1,14 @@
 # make train    train the default recipe (ARGS="+recipe=NAME key=value" for another)
 # make test     lint, types, import contract, tests (TESTS="tests/parallel -k norm" for some)
 # make lint     lint, types, import contract
+# make install-checked   install what requirements.lock has the hashes of (Linux on x86-64), once and for all
 PYTHON ?= python3
 ARGS ?=
 TESTS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: train test lint style types tests format
+.PHONY: train test lint style types tests format install-checked
 
 train: $(VENV)/.installed
 	$(BIN)/python -m trainer $(ARGS)
@@ -38,3 +39,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@
+
+install-checked:
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check
+	touch $(VENV)/.installed

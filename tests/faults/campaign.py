@@ -82,6 +82,10 @@ class Campaign:
         """Go on to the end without another blow."""
         code, output = run(*self.words, cwd=self.folder)
         assert code == 0, output
+        self.check_end()
+
+    def check_end(self):
+        """The run has come to its end, and everything of it is there once."""
         self.compare("the end")
         assert [row["step"] for row in metrics(self.run_dir)] == list(range(1, self.steps + 1))
         steps = [row["step"] for row in metrics(self.run_dir, "eval")]

@@ -127,7 +127,7 @@ def many(examples):
     )
 
 
-@many(60)
+@many(40)
 @given(st.one_of(odd_settings(), odd_sizes()))
 def test_a_plan_or_one_error_that_names_a_key(case):
     check_plan_or_error(*case)

@@ -124,19 +124,19 @@ LIMITS = st.sampled_from([0, 2, 10**9])
 """Bad rows that are allowed."""
 
 
-@many(150)
+@many(80)
 @given(content=damaged(LINES), limit=LIMITS)
 def test_json_lines(tmp_path, content, limit):
     check_rows(tmp_path / "a.jsonl", read_json_lines, content, limit)
 
 
-@many(150)
+@many(80)
 @given(content=damaged(parquet()), limit=LIMITS)
 def test_parquet(tmp_path, content, limit):
     check_rows(tmp_path / "a.parquet", read_parquet, content, limit)
 
 
-@many(150)
+@many(80)
 @given(content=damaged(weights()))
 def test_safetensors(tmp_path, content):
     check_safetensors(tmp_path, content)
@@ -147,7 +147,7 @@ def contents(tmp_path_factory):
     return tokenizer_in(tmp_path_factory.mktemp("tokenizer"))
 
 
-@many(40)
+@many(20)
 @given(data=st.data())
 def test_tokenizers(contents, data):
     broken = data.draw(st.sampled_from(sorted(contents)))

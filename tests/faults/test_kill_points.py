@@ -47,7 +47,7 @@ def test_a_run_killed_at_twenty_moments_ends_as_if_it_had_not_been(whole, tmp_pa
     assert "Traceback" not in output
     said = re.findall(r"^rank (\d) was killed by SIGKILL.*\nstarting again from ", output, re.M)
     assert said == [str(fault.rank) for fault in POINTS], output
-    campaign.finish()
+    campaign.check_end()
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from tests.faults.campaign import COMMON, Campaign
 from tests.faults.inject import Fault
 from tests.faults.runs import SHARED, begin, check_nothing_left, run
 from tests.processes import working_in
-from tests.runs.helpers import finish, metrics, reached, wait_for
+from tests.runs.helpers import finish, metrics, program, reached, wait_for
 
 pytestmark = pytest.mark.slow
 FULL = "No space left on device"
@@ -54,14 +54,21 @@ def test_blows_that_are_not_kills_cost_no_step_either(blows, whole, tmp_path):
 
 
 def test_a_folder_that_vanishes_ends_the_run_and_the_next_starts_afresh(tmp_path):
+    """Where figures cannot be shown, which does not end training: wandb's folder cannot be made, nor
+    the page be written."""
     fault = Fault("vanish", "commit", 0, at=2)
     code, output = run(*COMMON, "trainer.steps=8", cwd=tmp_path, fault=fault)
     assert code == 4, output
     assert "No such file or directory" in output
     assert "Traceback" not in output
-    code, output = run(*COMMON, "trainer.steps=2", cwd=tmp_path)
+    (tmp_path / "r" / "wandb").write_text("a file")
+    words = ["trainer.steps=4", "logging.wandb.mode=offline"]
+    fault = Fault("ENOSPC", "page")
+    code, output = run(*COMMON, *words, cwd=tmp_path, fault=fault, env={"WANDB_MODE": "offline"})
     assert code == 0, output
     assert "the run folder has no checkpoint yet" in output
+    assert "report.html is switched off after an error" in output
+    assert len(metrics(tmp_path / "r")) == 4
 
 
 def test_a_clock_that_is_set_and_a_tracker_that_is_killed_change_nothing(whole, tmp_path):
@@ -81,22 +88,10 @@ def test_a_clock_that_is_set_and_a_tracker_that_is_killed_change_nothing(whole, 
     assert time.monotonic() - begun < 60
     assert output.count("wandb is switched off after an error") == 1
     assert "Traceback" not in output
-    campaign.finish()
+    campaign.check_end()
     rows = metrics(campaign.run_dir)
     assert rows[-1]["time"] < rows[0]["time"]
     assert all(0 < row["goodput"] <= 1 for row in rows)
-
-
-def test_figures_that_cannot_be_shown_do_not_end_training(tmp_path):
-    """wandb's folder cannot be made, nor the page be written."""
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "wandb").write_text("a file")
-    words = ["trainer.steps=4", "logging.wandb.mode=offline"]
-    fault = Fault("ENOSPC", "page")
-    code, output = run(*COMMON, *words, cwd=tmp_path, fault=fault, env={"WANDB_MODE": "offline"})
-    assert code == 0, output
-    assert "report.html is switched off after an error" in output
-    assert len(metrics(tmp_path / "r")) == 4
 
 
 def test_a_launcher_that_is_killed_takes_its_ranks_along(tmp_path):
@@ -124,10 +119,10 @@ def test_data_that_changes_or_goes_away_is_not_missed_before_the_next_start(tmp_
     fault = [Fault("change data", "data", 0, at=2), Fault("remove data", "data", 1, at=4)]
     code, output = run(*words, "trainer.steps=4", cwd=tmp_path, fault=fault)
     assert code == 0, output
-    code, output = run(*words, "trainer.steps=6", cwd=tmp_path)
+    code, output = program(*words, "trainer.steps=6", cwd=tmp_path)
     assert (code, "data.jsonl matches no file" in output) == (3, True), output
     file.write_text(rows(*"abcdefgx"))
-    code, output = run(*words, "trainer.steps=6", cwd=tmp_path)
+    code, output = program(*words, "trainer.steps=6", cwd=tmp_path)
     assert (code, "was trained on other data" in output) == (4, True), output
     file.write_text(rows(*"abcdefgh"))
     code, output = run(*words, "trainer.steps=6", cwd=tmp_path)

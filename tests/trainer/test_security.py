@@ -20,6 +20,7 @@ from models.causal_lm import CausalLMConfig, transformers_config
 from parallel.weights import safetensors_index
 from recipes.task import DataError
 from recipes.text.tokenizers import load_tokenizer
+from tests.lock import CONSTRAINTS, FREE, LOCK, pins
 from tests.runs.helpers import SMALL, program, train
 from trainer import ranks, rundir
 from trainer.errors import ConfigError
@@ -185,3 +186,13 @@ def test_versions_are_pinned_exactly():
     pins = [line for line in lines if line and not line.startswith("#")]
     assert len(pins) > 80
     assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
+
+
+def test_hashes_are_pinned_for_the_same_versions():
+    """torch has several builds of a version, and which is wanted is for the machine to say."""
+    locked, constraints = LOCK.read_text(), pins(CONSTRAINTS.read_text())
+    assert pins(locked) == {name: v for name, v in constraints.items() if name not in FREE}
+    lines = [line for line in locked.splitlines() if not line.startswith("#")]
+    pinned = re.compile(r"[\w.-]+==[\w.]+( --hash=sha256:[0-9a-f]{64})+")
+    assert [line for line in lines if not pinned.fullmatch(line)] == []
+    assert "--require-hashes --no-deps -r requirements.lock" in (ROOT / "Makefile").read_text()
