@@ -9,10 +9,12 @@ import json
 import os
 import re
 import socket
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from safetensors.torch import save_file
 
 from collectives.symmetric.shm import of_this_user
@@ -20,7 +22,7 @@ from models.causal_lm import CausalLMConfig, transformers_config
 from parallel.weights import safetensors_index
 from recipes.task import DataError
 from recipes.text.tokenizers import load_tokenizer
-from tests.lock import CONSTRAINTS, FREE, LOCK, pins
+from tests.lock import CONSTRAINTS, FREE, LOCK, canonical, pins
 from tests.runs.helpers import SMALL, program, train
 from trainer import ranks, rundir
 from trainer.errors import ConfigError
@@ -186,6 +188,27 @@ def test_versions_are_pinned_exactly():
     pins = [line for line in lines if line and not line.startswith("#")]
     assert len(pins) > 80
     assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[\w.]+", pin)] == []
+
+
+def needed(name, extras, found):
+    """Packages that one needs here, and those that these need, in `found`."""
+    for text in requires(name) or ():
+        wanted = Requirement(text)
+        marker = wanted.marker
+        if marker and not any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+            continue
+        key = canonical(wanted.name), frozenset(wanted.extras)
+        if key not in found:
+            found.add(key)
+            needed(wanted.name, wanted.extras, found)
+
+
+def test_whatever_is_installed_for_us_is_pinned():
+    found: set = set()
+    needed("springtide", ("dev",), found)
+    assert len(found) > 80
+    pinned = {canonical(name) for name in pins(CONSTRAINTS.read_text())}
+    assert {name for name, _ in found} - pinned - {"springtide"} == set()
 
 
 def test_hashes_are_pinned_for_the_same_versions():
