@@ -1,0 +1,315 @@
+"""The chain for one set and one seed, in memory: teachers, lists, students, and how they compare.
+
+What is trained, searched, decoded and compared is the recipe's own code; only the loop is not, for
+here many small models train at once (`benchmarks.slide.fleet`).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.slide import columns
+from benchmarks.slide.fleet import Evaluate, Member, Running, Schedule, Trained, train
+from benchmarks.slide.plan import Plan
+from benchmarks.slide.scored import Found, scored
+from models.slide.folder import Exported
+from models.slide.graphs import recorded
+from models.slide.history import NOTHING, pad_left
+from recipes.interactions.tables import Ints
+from recipes.slide.beam_export import BeamExportConfig, Search
+from recipes.slide.counts import COOCCURRENCE, Counts
+from recipes.slide.data import Data
+from recipes.slide.gr_train import GrTrainConfig, GrTrainTask
+from recipes.slide.list_distill import ListDistillConfig, ListDistillTask
+from recipes.slide.list_rl import ListRlConfig, ListRlTask
+from recipes.slide.metrics import gains, places
+from recipes.slide.rows import Row, decoder, parse_row, reordered
+from recipes.slide.shards import Rows
+from recipes.slide.teachers import Teachers
+
+IN_MEMORY = "in memory"
+
+
+@dataclass
+class Study:
+    """One set, one seed."""
+
+    data: Data
+    plan: Plan
+    seed: int
+    device: torch.device
+    graphs: bool
+    say: Callable[[str], None] = print
+    rows: list[Found] = field(default_factory=list)
+    trainings: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    models: dict[str, list[Exported]] = field(default_factory=dict)
+    trained: dict[str, Trained] = field(default_factory=dict)
+
+    def run(self) -> Iterator[str]:
+        """The stages in order; what is found so far is whole after each."""
+        for stage in (self.teachers, self.searches, self.lists, self.students, self.decoding,
+                      self.reinforcement):  # fmt: skip
+            began = time.monotonic()
+            stage()
+            self.seconds[stage.__name__] = time.monotonic() - began
+            self.say(f"{stage.__name__}: {self.seconds[stage.__name__]:.1f} s")
+            yield stage.__name__
+
+    def teachers(self) -> None:
+        """All of them at once."""
+        plan, members = self.plan, []
+        for name, (size, codes, shift) in plan.teachers.items():
+            task = GrTrainTask(
+                task=GrTrainConfig(sids=IN_MEMORY, beams=max(10, min(20, plan.beams))),
+                model=plan.model(size, codes, dropout=plan.teacher_dropout),
+                data=self.data.config,
+                seed=0,
+            )
+            task.data = self.data
+            found, lengths = columns.of_windows(task, self.device)
+            batches = columns.batches_of(task, self.device)
+            members.append(
+                Member(name, task, plan.teacher_optim, self.seed + shift, found, lengths, batches)
+            )
+        self._train(members, plan.teacher_epochs, plan.teacher_batch)
+        self.models["e"] = [self.models[name][0] for name in plan.teachers]
+
+    def searches(self) -> None:
+        """Beam search of each teacher and of all, with counts, whose weight validation chooses."""
+        for text in ("s:beam10", "s:beam20", "s:beam50", "h:beam50", "m:beam50", "s:repeat",
+                     "h:repeat"):  # fmt: skip
+            if text.partition(":")[0] in self.models:
+                self._judge(text)
+        for name in ("s", "e"):
+            self._counted(name)
+
+    def _counted(self, name: str) -> None:
+        """Rows of beam search with and without counts, from one search."""
+        plan, table = self.plan, Counts(self.data.split, *COOCCURRENCE)
+        row = parse_row(f"{name}:beam{plan.beams}", self.models)
+        histories = self._histories("validation")
+        items, scores = self._decode(row, "validation", new=True)
+        targets = self._targets("validation")
+        figures = {
+            alpha: float(gains(places(
+                reordered(items, scores, histories, table, alpha, self.device)[:, : plan.length],
+                targets,
+            ), 10)["ndcg@10"].mean())
+            for alpha in plan.alphas
+        }  # fmt: skip
+        alpha = max(figures, key=lambda a: figures[a])
+        self.about[f"counts of {name}"] = {"chosen": alpha, "validation ndcg@10": figures}
+        histories = self._histories("test")
+        plain: dict[str, Ints] = {}
+        counted: dict[str, Ints] = {}
+        for kind in ("raw", "new"):
+            items, scores = self._decode(row, "test", new=kind == "new")
+            plain[kind] = items[:, : plan.length]
+            again = reordered(items, scores, histories, table, alpha, self.device)
+            counted[kind] = again[:, : plan.length]
+        if name != "s":
+            self._add(row.text, plain)
+        self._add(f"{row.text}+counts", counted)
+
+    def lists(self) -> None:
+        """The lists that students learn from."""
+        alpha = self.about["counts of e"]["chosen"]
+        self.exported = {
+            "strong": self._export(self.models["e"], alpha, self.plan.copies),
+            "weak_heads": self._export(self.models["h"], 0.0, 0),
+        }
+        if any(name == "weak_steps" for name in self.plan.students):
+            self.exported["weak_steps"] = self._export(self.models["s"], 0.0, 0)
+
+    def _export(self, asked: Sequence[Exported], counts: float, copies: int) -> Rows:
+        plan = self.plan
+        config = BeamExportConfig(
+            sids=IN_MEMORY, teachers=[IN_MEMORY], beams=plan.beams, copies=copies, counts=counts,
+            shards=1, batch_size=plan.batch, newest=plan.newest,
+        )  # fmt: skip
+        search = Search(config, self.data, Teachers(asked, 0), self.device)
+        rows = search.rows(np.arange(len(search.prefixes.rows[0])), lambda: False)
+        assert rows is not None
+        own = rows.target_ranks[rows.copies_R == 0]
+        name = "+".join(exported.fingerprint for exported in asked)
+        self.about[f"targets in the lists of {name}"] = {
+            str(top): float(((own >= 0) & (own < top)).mean()) for top in (1, 10, 50)
+        }
+        return rows
+
+    def students(self) -> None:
+        """All of them at once."""
+        plan, members = self.plan, []
+        for name in plan.students:
+            how, _, codes = name.rpartition("_")
+            task = self._list_task(codes, how)
+            if how == "direct":
+                found, lengths = columns.of_followed(task, self.device)
+            else:
+                rows = self.exported["strong" if how in ("", "shuffled") else name]
+                found, lengths = columns.of_lists(task, rows, self.device)
+            start = self.trained["h" if codes == "heads" else "s"].weights
+            batches = columns.batches_of(task, self.device)
+            members.append(
+                Member(name, task, plan.student_optim, self.seed, found, lengths, batches, start)
+            )
+        self._train(members, plan.student_epochs, plan.student_batch, self._prefixes())
+
+    def _prefixes(self) -> int:
+        users_R, targets_R = self.data.split.prefixes()
+        if self.plan.newest is None:
+            return len(users_R)
+        return int((self.data.split.train_ends[users_R] - targets_R <= self.plan.newest).sum())
+
+    def _list_task(self, codes: str, how: str) -> ListDistillTask:
+        plan = self.plan
+        task = ListDistillTask(
+            task=ListDistillConfig(
+                sids=IN_MEMORY, lists=IN_MEMORY, source="real" if how == "direct" else "lists",
+                order="random" if how == "shuffled" else "score",
+            ),
+            model=plan.model("s", codes, plan.length, plan.student_dropout),
+            data=self.data.config,
+            seed=0,
+        )  # fmt: skip
+        task.data = self.data
+        return task
+
+    def decoding(self) -> None:
+        """The students' lists, and their beam search."""
+        for name in self.plan.students:
+            self._judge(f"{name}:greedy")
+        for name in ("heads", "steps"):
+            if name in self.models:
+                self._judge(f"{name}:beam50")
+
+    def reinforcement(self) -> None:
+        """List-level reinforcement learning of the student `heads`."""
+        plan, name = self.plan, "rl_heads"
+        if "heads" not in self.models or not plan.rl_steps:
+            return
+        task = ListRlTask(
+            task=ListRlConfig(sids=IN_MEMORY, lists=IN_MEMORY, teacher=IN_MEMORY),
+            model=plan.model("s", "heads", plan.length, 0.0),
+            data=self.data.config,
+            seed=0,
+        )
+        task.data = self.data
+        task.begun[self.device] = self.models["heads"][0]
+        rows = self.exported["strong"]
+        found, lengths = columns.of_groups(task, rows, self.device)
+        batches = columns.groups_of(task, self.device)
+        start = self.trained["heads"].weights
+        member = Member(name, task, plan.rl_optim, self.seed, found, lengths, batches, start)
+        self._train([member], plan.rl_steps * plan.rl_batch / len(lengths), plan.rl_batch,
+                    len(lengths), "rl")  # fmt: skip
+        self._judge(f"{name}:greedy")
+
+    def _train(
+        self, members: Sequence[Member], epochs: float, batch: int, rows: int | None = None,
+        how: str = "",
+    ) -> None:  # fmt: skip
+        plan = self.plan
+        longest = max(int(member.lengths_R.max()) for member in members)
+        added = plan.length if members[0].task.model_config.list_length else 1
+        limits = sorted({n + added for n in (4, 8, 12) if n + added < longest} | {longest})
+        steps = max(plan.evaluations, round(epochs * (rows or len(members[0].lengths_R)) / batch))
+        schedule = Schedule(limits, batch, steps, plan.evaluations, 0.0 if how else plan.patience)
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        began = time.monotonic()
+        done = train(members, schedule, self._evaluate(members), self.device, dtype, self.graphs)
+        seconds = time.monotonic() - began
+        for name, trained in done.items():
+            self.trained[name] = trained
+            self.models[name] = [Exported(trained.model, self.data.ids, [], {}, name)]
+            parameters = sum(p.numel() for p in trained.model.parameters())
+            self.trainings[name] = {
+                "steps": steps, "batch": batch, "parameters": parameters, "best": trained.best,
+                "log": trained.log, "seconds": seconds, "together": len(members),
+            }  # fmt: skip
+            self.say(f"  {name}: {trained.best}")
+
+    def _evaluate(self, members: Sequence[Member]) -> Evaluate:
+        """Recall and NDCG on some users of validation, as the tasks have it."""
+        plan = self.plan
+        kept: dict[str, Callable[[], torch.Tensor]] = {}
+        users = members[0].task.evaluated
+        stride = max(1, len(users) // plan.eval_users)
+        chosen = list(range(0, len(users), stride))[: plan.eval_users]
+        parts = [chosen[n : n + plan.batch] for n in range(0, len(chosen), plan.batch)]
+        batches = []
+        for part in parts:
+            batch = members[0].task.collate([users[n] for n in part])
+            batches.append({
+                k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()
+            })  # fmt: skip
+
+        def evaluate(running: Running) -> Mapping[str, float]:
+            member = running.member
+
+            def summed() -> torch.Tensor:
+                found = [member.task.evaluate(running.model, batch)["places"] for batch in batches]
+                return torch.stack([torch.as_tensor(x) for x in found]).sum(0)
+
+            if member.name not in kept:
+                kept[member.name] = recorded(summed) if self._captures else summed
+            return member.task.summarize({"places": kept[member.name]().cpu().numpy()})
+
+        return evaluate
+
+    @property
+    def _captures(self) -> bool:
+        return self.graphs and self.device.type == "cuda"
+
+    def _histories(self, part: str) -> list[Ints]:
+        split = self.data.split
+        return [split.history(x, int(e)) for x, e in enumerate(split.targets(part))]
+
+    def _targets(self, part: str) -> Ints:
+        split = self.data.split
+        targets: Ints = split.sequences.items_E[split.targets(part)]
+        return targets
+
+    def _decode(self, row: Row, part: str, new: bool) -> tuple[Ints, np.ndarray]:
+        """Items and scores of all users, as many as there are beams."""
+        plan, histories = self.plan, self._histories(part)
+        decode = decoder(row, self.models[str(row.model)], plan.length)
+        longest = max(map(len, histories)) if new else 0
+        items, scores = [], []
+        for begin in range(0, len(histories), plan.batch):
+            of = histories[begin : begin + plan.batch]
+            found = decode(
+                pad_left(of, plan.max_history).to(self.device),
+                pad_left(of, min(longest, max(map(len, of)))).to(self.device),
+            )
+            items.append(found.items_BK.cpu().numpy())
+            scores.append(found.scores_BK.float().cpu().numpy())
+        return np.concatenate(items), np.concatenate(scores)
+
+    def _judge(self, text: str) -> None:
+        """One row's lists on the test targets."""
+        row = parse_row(text, self.models)
+        lists = {
+            kind: self._decode(row, "test", new=kind == "new")[0][:, : self.plan.length]
+            for kind in ("raw", "new")
+        }
+        self._add(text, lists)
+
+    def _add(self, text: str, lists: Mapping[str, Ints]) -> None:
+        padded = {
+            kind: np.pad(
+                found, ((0, 0), (0, self.plan.length - found.shape[1])), constant_values=NOTHING
+            )
+            for kind, found in lists.items()
+        }
+        found = scored(text, padded, self.data.split, "test")
+        self.rows.append(found)
+        figures = {k: {n: round(v, 4) for n, v in of.items() if n.startswith(("recall@10", "ndcg@10"))}
+                   for k, of in found["figures"].items()}  # fmt: skip
+        self.say(f"  {text}: {figures}")
