@@ -86,7 +86,7 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
     else:
         plan = PLANS[options.plan]
         device = torch.device(options.device)
-        study = Study(data, plan, options.seed, device, not options.eager, said)
+        study = Study(data, plan, options.seed, device, not options.eager, say=said)
         config |= {"seed": options.seed, "plan": plan_of(options.plan)}
         last = None
         for stage in study.run():

@@ -28,6 +28,8 @@ Columns = Mapping[str, Tensor]
 MakeBatch = Callable[[dict[str, Tensor], int], dict[str, Tensor]]
 """From rows of the columns, and the items that a sequence may have, to what `task.loss` reads."""
 WARMUP = 2
+SPARE = 64
+"""Rates beyond the last step, for steps that warm up."""
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Running:
         self.parameters = list(self.model.parameters())
         self.optimizer = build_optimizer(self.masters, member.optim)
         rates = [learning_rate(member.optim, s + 1, schedule.steps) for s in range(schedule.steps)]
-        self.rates_S = torch.tensor([*rates, 0.0], device=device)
+        self.rates_S = torch.tensor([*rates, *[0.0] * SPARE], device=device)
         self.rate = torch.zeros((), device=device)
         for group in self.optimizer.param_groups:
             group["lr"], group["capturable"] = self.rate, device.type == "cuda"

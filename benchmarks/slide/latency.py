@@ -16,10 +16,10 @@ from recipes.slide.data import Data
 from recipes.slide.latency import measure
 from recipes.slide.rows import parse_row
 
-SIZES = {"s": (256, 4, 4), "l": (512, 12, 8), "0.5B": (1280, 24, 20)}
+SIZES = {"s": (256, 4, 4), "0.5B": (1280, 24, 20)}
 """Hidden size, layers, heads."""
 BATCHES = (1, 64, 512)
-ROWS = ("greedy", "beam10", "beam50", "beam200")
+ROWS = ("greedy", "beam50", "beam200")
 LENGTH, HISTORY = 10, 20
 
 

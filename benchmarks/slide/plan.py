@@ -19,14 +19,16 @@ class Plan:
             "s": ("s", "steps", 0),
             "h": ("s", "heads", 0),
             "s2": ("s", "steps", 100),
-            "m": ("m", "steps", 0),
+            "h2": ("s", "heads", 100),
+            "m": ("m", "heads", 0),
         }
     )
-    """Size, kind of codes, and what is added to the seed. `s` and `h` are those that students begin
-    with, all of them together are the ensemble."""
-    students: tuple[str, ...] = ("heads", "steps", "direct_heads", "weak_heads")
-    """`heads` and `steps` learn the ensemble's lists with counts, `weak_` those of the model that they
-    begin with; `direct_` what users went on to meet; `shuffled_` the ensemble's in a random order."""
+    """Size, kind of codes, and what is added to the seed. Students begin with `s` or `h`; of those with
+    steps, those with heads, and all, the ensemble is what is best on validation."""
+    students: tuple[str, ...] = ("heads", "steps", "direct_heads", "direct_steps", "weak_heads")
+    """`heads` and `steps` learn the ensemble's lists with counts; `weak_` those of the model that they
+    begin with; `direct_` what users went on to meet; `shuffled_` the ensemble's in a random order,
+    `plain_` without copies, `log_` with less weight on later places."""
     teacher_epochs: float = 60
     teacher_batch: int = 256
     student_epochs: float = 20
@@ -76,12 +78,20 @@ class Plan:
 TINY = Plan(
     sizes={"s": (16, 1, 2), "m": (16, 2, 2)}, teacher_epochs=2, teacher_batch=16, student_epochs=1,
     student_batch=64, rl_steps=2, rl_batch=4, max_history=6, beams=12, evaluations=2, patience=0.0,
-    eval_users=40, batch=64, students=("heads", "steps", "direct_heads", "weak_heads"),
+    eval_users=40, batch=64,
+    students=("heads", "steps", "direct_heads", "weak_heads", "shuffled_heads", "plain_heads"),
 )  # fmt: skip
 """For tests, and to see whether a machine is ready."""
+FAST = ("heads", "direct_heads", "weak_heads")
 PLANS = {
     "full": Plan(),
-    "long": replace(Plan(), newest=20, teacher_epochs=20, student_epochs=12),
+    "fast": replace(Plan(), students=FAST),
+    "many": replace(Plan(), students=FAST, newest=12, teacher_epochs=40, student_epochs=12),
+    "long": replace(Plan(), students=FAST, newest=20, teacher_epochs=10, student_epochs=12),
+    "levers": replace(
+        Plan(), students=("heads", "plain_heads", "log_heads", "shuffled_heads"), rl_steps=0
+    ),
     "tiny": TINY,
 }
-"""`long`: for sets of long histories or many users."""
+"""`fast`: without students of the slower kind; `many`, `long`: for many users, for long histories;
+`levers`: what a student's lists are like."""

@@ -43,6 +43,8 @@ class Study:
     seed: int
     device: torch.device
     graphs: bool
+    dtype: torch.dtype = torch.bfloat16
+    """What models compute in; their weights are kept in fp32."""
     say: Callable[[str], None] = print
     rows: list[Found] = field(default_factory=list)
     trainings: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +80,35 @@ class Study:
                 Member(name, task, plan.teacher_optim, self.seed + shift, found, lengths, batches)
             )
         self._train(members, plan.teacher_epochs, plan.teacher_batch)
-        self.models["e"] = [self.models[name][0] for name in plan.teachers]
+
+    def _ensemble(self) -> None:
+        """Of all teachers, those with steps, and those with heads: what is best on validation."""
+        plan = self.plan
+        kinds = {"steps": ("steps",), "heads": ("heads",), "all": ("steps", "heads")}
+        figures: dict[str, float] = {}
+        chosen = self._some_users()
+        targets = self._targets("validation")[chosen]
+        for kind, codes in kinds.items():
+            self.models[kind] = [
+                self.models[name][0] for name, row in plan.teachers.items() if row[1] in codes
+            ]
+            row = parse_row(f"{kind}:beam{plan.beams}", self.models)
+            items, _ = self._decode(row, "validation", new=True, chosen=chosen)
+            figures[kind] = float(gains(places(items[:, :10], targets), 10)["ndcg@10"].mean())
+        best = max(figures, key=lambda kind: figures[kind])
+        self.models["e"] = self.models[best]
+        self.about["ensemble"] = {
+            "chosen": best, "validation ndcg@10": figures,
+            "models": [exported.fingerprint for exported in self.models["e"]],
+        }  # fmt: skip
+        for kind in kinds:
+            del self.models[kind]
+
+    def _some_users(self) -> list[int]:
+        """Of validation, evenly, as many as the plan says."""
+        users = self.data.sequences.num_users
+        stride = max(1, users // self.plan.eval_users)
+        return list(range(0, users, stride))[: self.plan.eval_users]
 
     def searches(self) -> None:
         """Beam search of each teacher and of all, with counts, whose weight validation chooses."""
@@ -86,6 +116,7 @@ class Study:
                      "h:repeat"):  # fmt: skip
             if text.partition(":")[0] in self.models:
                 self._judge(text)
+        self._ensemble()
         for name in ("s", "e"):
             self._counted(name)
 
@@ -120,12 +151,12 @@ class Study:
     def lists(self) -> None:
         """The lists that students learn from."""
         alpha = self.about["counts of e"]["chosen"]
-        self.exported = {
+        self.exported: dict[str, Rows] = {
             "strong": self._export(self.models["e"], alpha, self.plan.copies),
-            "weak_heads": self._export(self.models["h"], 0.0, 0),
         }
-        if any(name == "weak_steps" for name in self.plan.students):
-            self.exported["weak_steps"] = self._export(self.models["s"], 0.0, 0)
+        for name, teacher in (("weak_heads", "h"), ("weak_steps", "s")):
+            if name in self.plan.students:
+                self.exported[name] = self._export(self.models[teacher], 0.0, self.plan.copies)
 
     def _export(self, asked: Sequence[Exported], counts: float, copies: int) -> Rows:
         plan = self.plan
@@ -152,7 +183,8 @@ class Study:
             if how == "direct":
                 found, lengths = columns.of_followed(task, self.device)
             else:
-                rows = self.exported["strong" if how in ("", "shuffled") else name]
+                rows = self.exported[name if how == "weak" else "strong"]
+                rows = without_copies(rows) if how == "plain" else rows
                 found, lengths = columns.of_lists(task, rows, self.device)
             start = self.trained["h" if codes == "heads" else "s"].weights
             batches = columns.batches_of(task, self.device)
@@ -173,6 +205,7 @@ class Study:
             task=ListDistillConfig(
                 sids=IN_MEMORY, lists=IN_MEMORY, source="real" if how == "direct" else "lists",
                 order="random" if how == "shuffled" else "score",
+                weights="log" if how == "log" else "uniform",
             ),
             model=plan.model("s", codes, plan.length, plan.student_dropout),
             data=self.data.config,
@@ -221,9 +254,10 @@ class Study:
         limits = sorted({n + added for n in (4, 8, 12) if n + added < longest} | {longest})
         steps = max(plan.evaluations, round(epochs * (rows or len(members[0].lengths_R)) / batch))
         schedule = Schedule(limits, batch, steps, plan.evaluations, 0.0 if how else plan.patience)
-        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         began = time.monotonic()
-        done = train(members, schedule, self._evaluate(members), self.device, dtype, self.graphs)
+        done = train(
+            members, schedule, self._evaluate(members), self.device, self.dtype, self.graphs
+        )
         seconds = time.monotonic() - began
         for name, trained in done.items():
             self.trained[name] = trained
@@ -239,9 +273,7 @@ class Study:
         """Recall and NDCG on some users of validation, as the tasks have it."""
         plan = self.plan
         kept: dict[str, Callable[[], torch.Tensor]] = {}
-        users = members[0].task.evaluated
-        stride = max(1, len(users) // plan.eval_users)
-        chosen = list(range(0, len(users), stride))[: plan.eval_users]
+        users, chosen = members[0].task.evaluated, self._some_users()
         parts = [chosen[n : n + plan.batch] for n in range(0, len(chosen), plan.batch)]
         batches = []
         for part in parts:
@@ -259,7 +291,8 @@ class Study:
 
             if member.name not in kept:
                 kept[member.name] = recorded(summed) if self._captures else summed
-            return member.task.summarize({"places": kept[member.name]().cpu().numpy()})
+            found = member.task.summarize({"places": kept[member.name]().cpu().numpy()})
+            return {k: v for k, v in found.items() if k.startswith(("recall", "ndcg"))}
 
         return evaluate
 
@@ -276,9 +309,13 @@ class Study:
         targets: Ints = split.sequences.items_E[split.targets(part)]
         return targets
 
-    def _decode(self, row: Row, part: str, new: bool) -> tuple[Ints, np.ndarray]:
-        """Items and scores of all users, as many as there are beams."""
+    def _decode(
+        self, row: Row, part: str, new: bool, chosen: Sequence[int] | None = None
+    ) -> tuple[Ints, np.ndarray]:
+        """Items and scores of all users or some, as many as there are beams."""
         plan, histories = self.plan, self._histories(part)
+        if chosen is not None:
+            histories = [histories[user] for user in chosen]
         decode = decoder(row, self.models[str(row.model)], plan.length)
         longest = max(map(len, histories)) if new else 0
         items, scores = [], []
@@ -313,3 +350,13 @@ class Study:
         figures = {k: {n: round(v, 4) for n, v in of.items() if n.startswith(("recall@10", "ndcg@10"))}
                    for k, of in found["figures"].items()}  # fmt: skip
         self.say(f"  {text}: {figures}")
+
+
+def without_copies(rows: Rows) -> Rows:
+    """Those whose histories are whole."""
+    kept = np.flatnonzero(rows.copies_R == 0)
+    return Rows(
+        rows.users_R[kept], rows.events_R[kept], rows.copies_R[kept],
+        [rows.histories[row] for row in kept.tolist()], rows.targets_R[kept], rows.items_RK[kept],
+        rows.scores_RK[kept],
+    )  # fmt: skip
