@@ -9,7 +9,6 @@ from torch import nn
 
 from benchmarks.slide import columns
 from benchmarks.slide.fleet import Member, Schedule, train
-from benchmarks.slide.plan import TINY
 from benchmarks.slide.sets import Prepared
 from models.slide.config import SlideConfig
 from parallel.weights import materialize
@@ -168,7 +167,3 @@ def test_branches_of_a_graph_train_what_single_launches_do(data):
     for name in found[0]:
         for key, weight in found[0][name].weights.items():
             torch.testing.assert_close(weight, found[1][name].weights[key], rtol=1e-3, atol=1e-4)
-
-
-def test_the_plan_for_tests_has_all_that_the_full_one_has():
-    assert set(TINY.students) <= {"heads", "steps", "direct_heads", "weak_heads", "direct_steps"}
