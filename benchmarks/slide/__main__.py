@@ -92,10 +92,12 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
         for stage in study.run():
             last = stage
             summary = {"whole": False, "stage": stage, "trainings": study.trainings,
-                       "seconds": study.seconds, "about": study.about}  # fmt: skip
-            results.write(file, "slide", options.device, config, study.rows, summary)
+                       "seconds": study.seconds, "about": study.judging.about}  # fmt: skip
+            results.write(file, "slide", options.device, config, study.judging.rows, summary)
         assert last is not None
-        results.write(file, "slide", options.device, config, study.rows, {**summary, "whole": True})
+        results.write(
+            file, "slide", options.device, config, study.judging.rows, {**summary, "whole": True}
+        )
     print(f"everything is in {file}")
 
 

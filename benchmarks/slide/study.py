@@ -14,20 +14,15 @@ import torch
 
 from benchmarks.slide import columns
 from benchmarks.slide.fleet import Evaluate, Member, Running, Schedule, Trained, train
+from benchmarks.slide.judging import Judging
 from benchmarks.slide.plan import Plan
-from benchmarks.slide.scored import Found, scored
 from models.slide.folder import Exported
 from models.slide.graphs import recorded
-from models.slide.history import NOTHING, pad_left
-from recipes.interactions.tables import Ints
 from recipes.slide.beam_export import BeamExportConfig, Search
-from recipes.slide.counts import COOCCURRENCE, Counts
 from recipes.slide.data import Data
 from recipes.slide.gr_train import GrTrainConfig, GrTrainTask
 from recipes.slide.list_distill import ListDistillConfig, ListDistillTask
 from recipes.slide.list_rl import ListRlConfig, ListRlTask
-from recipes.slide.metrics import gains, places
-from recipes.slide.rows import Row, decoder, parse_row, reordered
 from recipes.slide.shards import Rows
 from recipes.slide.teachers import Teachers
 
@@ -46,12 +41,12 @@ class Study:
     dtype: torch.dtype = torch.bfloat16
     """What models compute in; their weights are kept in fp32."""
     say: Callable[[str], None] = print
-    rows: list[Found] = field(default_factory=list)
     trainings: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
-    models: dict[str, list[Exported]] = field(default_factory=dict)
     trained: dict[str, Trained] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.judging = Judging(self.data, self.plan, self.device, self.say)
 
     def run(self) -> Iterator[str]:
         """The stages in order; what is found so far is whole after each."""
@@ -81,82 +76,27 @@ class Study:
             )
         self._train(members, plan.teacher_epochs, plan.teacher_batch)
 
-    def _ensemble(self) -> None:
-        """Of all teachers, those with steps, and those with heads: what is best on validation."""
-        plan = self.plan
-        kinds = {"steps": ("steps",), "heads": ("heads",), "all": ("steps", "heads")}
-        figures: dict[str, float] = {}
-        chosen = self._some_users()
-        targets = self._targets("validation")[chosen]
-        for kind, codes in kinds.items():
-            self.models[kind] = [
-                self.models[name][0] for name, row in plan.teachers.items() if row[1] in codes
-            ]
-            row = parse_row(f"{kind}:beam{plan.beams}", self.models)
-            items, _ = self._decode(row, "validation", new=True, chosen=chosen)
-            figures[kind] = float(gains(places(items[:, :10], targets), 10)["ndcg@10"].mean())
-        best = max(figures, key=lambda kind: figures[kind])
-        self.models["e"] = self.models[best]
-        self.about["ensemble"] = {
-            "chosen": best, "validation ndcg@10": figures,
-            "models": [exported.fingerprint for exported in self.models["e"]],
-        }  # fmt: skip
-        for kind in kinds:
-            del self.models[kind]
-
-    def _some_users(self) -> list[int]:
-        """Of validation, evenly, as many as the plan says."""
-        users = self.data.sequences.num_users
-        stride = max(1, users // self.plan.eval_users)
-        return list(range(0, users, stride))[: self.plan.eval_users]
-
     def searches(self) -> None:
         """Beam search of each teacher and of all, with counts, whose weight validation chooses."""
         for text in ("s:beam10", "s:beam20", "s:beam50", "h:beam50", "m:beam50", "s:repeat",
                      "h:repeat"):  # fmt: skip
-            if text.partition(":")[0] in self.models:
-                self._judge(text)
-        self._ensemble()
+            if text.partition(":")[0] in self.judging.models:
+                self.judging.judge(text)
+        self.judging.ensemble()
         for name in ("s", "e"):
-            self._counted(name)
-
-    def _counted(self, name: str) -> None:
-        """Rows of beam search with and without counts, from one search."""
-        plan, table = self.plan, Counts(self.data.split, *COOCCURRENCE)
-        row = parse_row(f"{name}:beam{plan.beams}", self.models)
-        histories = self._histories("validation")
-        items, scores = self._decode(row, "validation", new=True)
-        targets = self._targets("validation")
-        figures = {
-            alpha: float(gains(places(
-                reordered(items, scores, histories, table, alpha, self.device)[:, : plan.length],
-                targets,
-            ), 10)["ndcg@10"].mean())
-            for alpha in plan.alphas
-        }  # fmt: skip
-        alpha = max(figures, key=lambda a: figures[a])
-        self.about[f"counts of {name}"] = {"chosen": alpha, "validation ndcg@10": figures}
-        histories = self._histories("test")
-        plain: dict[str, Ints] = {}
-        counted: dict[str, Ints] = {}
-        for kind in ("raw", "new"):
-            items, scores = self._decode(row, "test", new=kind == "new")
-            plain[kind] = items[:, : plan.length]
-            again = reordered(items, scores, histories, table, alpha, self.device)
-            counted[kind] = again[:, : plan.length]
-        if name != "s":
-            self._add(row.text, plain)
-        self._add(f"{row.text}+counts", counted)
+            self.judging.counted(name)
 
     def lists(self) -> None:
         """The lists that students learn from."""
-        alpha = self.about["counts of e"]["chosen"]
+        alpha = self.judging.about["counts of e"]["chosen"]
         self.exported: dict[str, Rows] = {
-            "strong": self._export(self.models["e"], alpha, self.plan.copies),
+            "strong": self._export(self.judging.models["e"], alpha, self.plan.copies),
         }
         for name, teacher in (("weak_heads", "h"), ("weak_steps", "s")):
             if name in self.plan.students:
-                self.exported[name] = self._export(self.models[teacher], 0.0, self.plan.copies)
+                self.exported[name] = self._export(
+                    self.judging.models[teacher], 0.0, self.plan.copies
+                )
 
     def _export(self, asked: Sequence[Exported], counts: float, copies: int) -> Rows:
         plan = self.plan
@@ -169,7 +109,7 @@ class Study:
         assert rows is not None
         own = rows.target_ranks[rows.copies_R == 0]
         name = "+".join(exported.fingerprint for exported in asked)
-        self.about[f"targets in the lists of {name}"] = {
+        self.judging.about[f"targets in the lists of {name}"] = {
             str(top): float(((own >= 0) & (own < top)).mean()) for top in (1, 10, 50)
         }
         return rows
@@ -217,15 +157,15 @@ class Study:
     def decoding(self) -> None:
         """The students' lists, and their beam search."""
         for name in self.plan.students:
-            self._judge(f"{name}:greedy")
+            self.judging.judge(f"{name}:greedy")
         for name in ("heads", "steps"):
-            if name in self.models:
-                self._judge(f"{name}:beam50")
+            if name in self.judging.models:
+                self.judging.judge(f"{name}:beam50")
 
     def reinforcement(self) -> None:
         """List-level reinforcement learning of the student `heads`."""
         plan, name = self.plan, "rl_heads"
-        if "heads" not in self.models or not plan.rl_steps:
+        if "heads" not in self.judging.models or not plan.rl_steps:
             return
         task = ListRlTask(
             task=ListRlConfig(sids=IN_MEMORY, lists=IN_MEMORY, teacher=IN_MEMORY),
@@ -234,7 +174,7 @@ class Study:
             seed=0,
         )
         task.data = self.data
-        task.begun[self.device] = self.models["heads"][0]
+        task.begun[self.device] = self.judging.models["heads"][0]
         rows = self.exported["strong"]
         found, lengths = columns.of_groups(task, rows, self.device)
         batches = columns.groups_of(task, self.device)
@@ -242,7 +182,7 @@ class Study:
         member = Member(name, task, plan.rl_optim, self.seed, found, lengths, batches, start)
         self._train([member], plan.rl_steps * plan.rl_batch / len(lengths), plan.rl_batch,
                     len(lengths), "rl")  # fmt: skip
-        self._judge(f"{name}:greedy")
+        self.judging.judge(f"{name}:greedy")
 
     def _train(
         self, members: Sequence[Member], epochs: float, batch: int, rows: int | None = None,
@@ -261,7 +201,7 @@ class Study:
         seconds = time.monotonic() - began
         for name, trained in done.items():
             self.trained[name] = trained
-            self.models[name] = [Exported(trained.model, self.data.ids, [], {}, name)]
+            self.judging.models[name] = [Exported(trained.model, self.data.ids, [], {}, name)]
             parameters = sum(p.numel() for p in trained.model.parameters())
             self.trainings[name] = {
                 "steps": steps, "batch": batch, "parameters": parameters, "best": trained.best,
@@ -273,7 +213,7 @@ class Study:
         """Recall and NDCG on some users of validation, as the tasks have it."""
         plan = self.plan
         kept: dict[str, Callable[[], torch.Tensor]] = {}
-        users, chosen = members[0].task.evaluated, self._some_users()
+        users, chosen = members[0].task.evaluated, self.judging.some_users()
         parts = [chosen[n : n + plan.batch] for n in range(0, len(chosen), plan.batch)]
         batches = []
         for part in parts:
@@ -299,57 +239,6 @@ class Study:
     @property
     def _captures(self) -> bool:
         return self.graphs and self.device.type == "cuda"
-
-    def _histories(self, part: str) -> list[Ints]:
-        split = self.data.split
-        return [split.history(x, int(e)) for x, e in enumerate(split.targets(part))]
-
-    def _targets(self, part: str) -> Ints:
-        split = self.data.split
-        targets: Ints = split.sequences.items_E[split.targets(part)]
-        return targets
-
-    def _decode(
-        self, row: Row, part: str, new: bool, chosen: Sequence[int] | None = None
-    ) -> tuple[Ints, np.ndarray]:
-        """Items and scores of all users or some, as many as there are beams."""
-        plan, histories = self.plan, self._histories(part)
-        if chosen is not None:
-            histories = [histories[user] for user in chosen]
-        decode = decoder(row, self.models[str(row.model)], plan.length)
-        longest = max(map(len, histories)) if new else 0
-        items, scores = [], []
-        for begin in range(0, len(histories), plan.batch):
-            of = histories[begin : begin + plan.batch]
-            found = decode(
-                pad_left(of, plan.max_history).to(self.device),
-                pad_left(of, min(longest, max(map(len, of)))).to(self.device),
-            )
-            items.append(found.items_BK.cpu().numpy())
-            scores.append(found.scores_BK.float().cpu().numpy())
-        return np.concatenate(items), np.concatenate(scores)
-
-    def _judge(self, text: str) -> None:
-        """One row's lists on the test targets."""
-        row = parse_row(text, self.models)
-        lists = {
-            kind: self._decode(row, "test", new=kind == "new")[0][:, : self.plan.length]
-            for kind in ("raw", "new")
-        }
-        self._add(text, lists)
-
-    def _add(self, text: str, lists: Mapping[str, Ints]) -> None:
-        padded = {
-            kind: np.pad(
-                found, ((0, 0), (0, self.plan.length - found.shape[1])), constant_values=NOTHING
-            )
-            for kind, found in lists.items()
-        }
-        found = scored(text, padded, self.data.split, "test")
-        self.rows.append(found)
-        figures = {k: {n: round(v, 4) for n, v in of.items() if n.startswith(("recall@10", "ndcg@10"))}
-                   for k, of in found["figures"].items()}  # fmt: skip
-        self.say(f"  {text}: {figures}")
 
 
 def without_copies(rows: Rows) -> Rows:
