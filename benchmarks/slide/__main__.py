@@ -85,7 +85,7 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
         results.write(file, "slide", options.device, config, measured, {"whole": True})
     else:
         plan = PLANS[options.plan]
-        device = torch.device(options.device)
+        device = torch.zeros(0, device=options.device).device  # with its number, as tensors say it
         study = Study(data, plan, options.seed, device, not options.eager, say=said)
         config |= {"seed": options.seed, "plan": plan_of(options.plan)}
         last = None

@@ -197,7 +197,7 @@ class GrTrainTask:
         histories_BH, users_B = batch["histories_BH"], batch["users_B"]
         found_BK = self._search(model, self._trie(histories_BH.device), histories_BH).items_BK
         hit_BK = found_BK == batch["targets_B"][:, None]
-        place_B = torch.where(hit_BK.any(1), hit_BK.int().argmax(1), MISSED) + 1
+        place_B = hit_BK.int().argmax(1).masked_fill(~hit_BK.any(1), MISSED) + 1
         places = torch.zeros(len(self.evaluated), dtype=torch.float64, device=users_B.device)
         return {"places": places.index_add(0, users_B, place_B.double())}
 

@@ -74,7 +74,7 @@ def advantages(reward_BG: Tensor) -> Tensor:
     """In standard deviations of the group; 0 where a group's rewards are equal."""
     centered_BG = reward_BG - reward_BG.mean(1, keepdim=True)
     deviation_B1 = reward_BG.std(1, keepdim=True, correction=0)
-    return torch.where(deviation_B1 > EPSILON, centered_BG / (deviation_B1 + EPSILON), 0.0)
+    return (centered_BG / (deviation_B1 + EPSILON)).masked_fill(deviation_B1 <= EPSILON, 0.0)
 
 
 @dataclass
@@ -199,7 +199,7 @@ class ListRlTask(ListDistillTask):
             logp_NKC = of_list_NKC.masked_fill(~allowed_NKC, float("-inf")).log_softmax(2)
             code_NK1 = trie.codes_IL[lists_NK.clamp(min=0)][..., level, None]
             chosen_NK = logp_NKC.gather(2, code_NK1).squeeze(2)
-            found.append(torch.where(lists_NK != NOTHING, chosen_NK, 0.0))
+            found.append(chosen_NK.masked_fill(lists_NK == NOTHING, 0.0))
         return torch.stack(found, dim=2)
 
     def _reference(self, device: torch.device) -> Exported:
