@@ -25,6 +25,7 @@ OFFLINE = {
     "popularity": "popularity",
     "markov": "Markov counts",
     "cooccurrence": "co-occurrence counts",
+    "sasrec:beam10": "SASRec, full cross-entropy, S",
     "s:repeat": "teacher S, repeated greedy with exclusion",
     "s:beam10": "teacher S, beam 10",
     "s:beam20": "teacher S, beam 20",
@@ -51,6 +52,7 @@ ONLINE = {
 CLAIMS = [
     ("teacher S above Markov counts", "s:beam50", "markov"),
     ("teacher S above co-occurrence counts", "s:beam50", "cooccurrence"),
+    ("teacher S above SASRec", "s:beam50", "sasrec:beam10"),
     ("ensemble with counts above counts", "e:beam50+counts", "cooccurrence"),
     ("student above direct list model, heads", "heads:greedy", "direct_heads:greedy"),
     ("student above direct list model, steps", "steps:greedy", "direct_steps:greedy"),

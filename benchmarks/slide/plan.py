@@ -21,10 +21,12 @@ class Plan:
             "s2": ("s", "steps", 100),
             "h2": ("s", "heads", 100),
             "m": ("m", "heads", 0),
+            "sasrec": ("s", "items", 0),
         }
     )
     """Size, kind of codes, and what is added to the seed. Students begin with `s` or `h`; of those with
-    steps, those with heads, and all, the ensemble is what is best on validation."""
+    steps, those with heads, and all of both, the ensemble is what is best on validation. Of the kind
+    `items` each item is a code of its own: SASRec with full cross-entropy, only compared with."""
     students: tuple[str, ...] = ("heads", "steps", "direct_heads", "direct_steps", "weak_heads")
     """`heads` and `steps` learn the ensemble's lists with counts; `weak_` those of the model that they
     begin with; `direct_` what users went on to meet; `shuffled_` the ensemble's in a random order,
@@ -71,7 +73,8 @@ class Plan:
         hidden, layers, heads = self.sizes[size]
         return SlideConfig(
             hidden_size=hidden, num_layers=layers, num_heads=heads, dropout=dropout,
-            max_history=self.max_history, codes=codes, list_length=list_length,
+            max_history=self.max_history, codes="steps" if codes == "items" else codes,
+            list_length=list_length,
         )  # fmt: skip
 
 

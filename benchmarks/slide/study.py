@@ -6,6 +6,7 @@ here many small models train at once (`benchmarks.slide.fleet`).
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks.slide.judging import Judging
 from benchmarks.slide.plan import Plan
 from models.slide.folder import Exported
 from models.slide.graphs import recorded
+from models.slide.ids import make_ids
 from recipes.slide.beam_export import BeamExportConfig, Search
 from recipes.slide.data import Data
 from recipes.slide.gr_train import GrTrainConfig, GrTrainTask
@@ -68,7 +70,7 @@ class Study:
                 data=self.data.config,
                 seed=0,
             )
-            task.data = self.data
+            task.data = of_items(self.data) if codes == "items" else self.data
             found, lengths = columns.of_windows(task, self.device)
             batches = columns.batches_of(task, self.device)
             members.append(
@@ -79,7 +81,7 @@ class Study:
     def searches(self) -> None:
         """Beam search of each teacher and of all, with counts, whose weight validation chooses."""
         for text in ("s:beam10", "s:beam20", "s:beam50", "h:beam50", "m:beam50", "s:repeat",
-                     "h:repeat"):  # fmt: skip
+                     "h:repeat", "sasrec:beam10"):  # fmt: skip
             if text.partition(":")[0] in self.judging.models:
                 self.judging.judge(text)
         self.judging.ensemble()
@@ -199,9 +201,10 @@ class Study:
             members, schedule, self._evaluate(members), self.device, self.dtype, self.graphs
         )
         seconds = time.monotonic() - began
+        ids = {member.name: member.task.data.ids for member in members}
         for name, trained in done.items():
             self.trained[name] = trained
-            self.judging.models[name] = [Exported(trained.model, self.data.ids, [], {}, name)]
+            self.judging.models[name] = [Exported(trained.model, ids[name], [], {}, name)]
             parameters = sum(p.numel() for p in trained.model.parameters())
             self.trainings[name] = {
                 "steps": steps, "batch": batch, "parameters": parameters, "best": trained.best,
@@ -239,6 +242,14 @@ class Study:
     @property
     def _captures(self) -> bool:
         return self.graphs and self.device.type == "cuda"
+
+
+def of_items(data: Data) -> Data:
+    """The same with IDs of one code, the item's number."""
+    other = copy(data)
+    numbers_I1 = np.arange(data.sequences.num_items, dtype=np.int64)[:, None]
+    other.ids = make_ids(numbers_I1, [len(numbers_I1)])
+    return other
 
 
 def without_copies(rows: Rows) -> Rows:

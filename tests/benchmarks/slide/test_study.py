@@ -35,7 +35,7 @@ def test_a_study_has_every_row_with_every_user(results):
     folder, _ = results
     found = json.loads((folder / "slide-beauty-0.json").read_text())
     rows = {row["row"]: row for row in found["rows"]}
-    assert {"s:beam50", "h:beam50", "s:repeat", "e:beam12", "e:beam12+counts", "heads:greedy",
+    assert {"s:beam50", "h:beam50", "s:repeat", "sasrec:beam10", "e:beam12", "e:beam12+counts", "heads:greedy",
             "steps:greedy", "direct_heads:greedy", "weak_heads:greedy", "rl_heads:greedy",
             "heads:beam50"} <= set(rows)  # fmt: skip
     assert found["summary"]["whole"]
