@@ -33,6 +33,8 @@ def measure(study: Study, task: str, part: str) -> None:
     methods = {"core": CORE, "taught": TAUGHT, "rest": REST}[part]
     study.tune(task, methods)
     study.compare(task, methods)
+    if task == "wordnet":
+        study.check(task)
 
 
 def main() -> None:
@@ -46,7 +48,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--runs", type=int, default=64, help="of a population")
-    parser.add_argument("--rounds", type=int, default=8, help="of populations")
+    parser.add_argument("--rounds", type=int, default=6, help="of populations")
     parser.add_argument("--taught-steps", type=int, default=150, help="of each run of a population")
     parser.add_argument("--heads", type=int, default=12, help="of the encoder's attention")
     parser.add_argument("--texts", type=int, help="at most so many validation and test texts")
@@ -71,23 +73,25 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     tasks = options.task or list(LENGTHS)
-    pieces = [(task, part) for part in options.part or PARTS[:1] for task in tasks]
+    pieces = [(task, part) for part in options.part or PARTS for task in tasks]
     if not options.part:  # what matters most comes first
-        pieces = [(t, p) for t in tasks[:2] for p in PARTS[:2]]
-        pieces += [(t, "rest") for t in tasks[:2]] + [(t, p) for t in tasks[2:] for p in PARTS]
+        pieces.sort(key=lambda piece: (piece[1] == "rest", tasks.index(piece[0])))
     for task, part in pieces:
         if time.monotonic() - began > options.seconds:
             print(f"{task}, {part}: no time left")
             continue
         measure(study, task, part)
-        config = {**study.cells["about"], "seeds": options.seeds, "dtype": str(dtype)}
+        config = {**study.cells["about"], "dtype": str(dtype)}
+        tasks_found = study.cells["tasks"]
         summary = {
-            t: {k: v for k, v in of.items() if k != "runs"}
-            for t, of in study.cells["tasks"].items()
+            "tasks": {
+                t: {k: v for k, v in of.items() if k != "runs"} for t, of in tasks_found.items()
+            },
+            "checks": [of["check"] for of in tasks_found.values() if "check" in of],
         }
         rows = [
             {"task": t, "method": method, "runs": runs}
-            for t, of in study.cells["tasks"].items()
+            for t, of in tasks_found.items()
             for method, runs in of["runs"].items()
         ]
         write(options.json, "lelora", options.device, config, rows, summary)

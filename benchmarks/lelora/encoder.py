@@ -75,6 +75,7 @@ def embedded(rest: Mapping[str, Tensor], ids_PBT: Tensor) -> Tensor:
         x = words.flatten(0, 1).index_select(0, own.reshape(-1))
     else:
         x = words.index_select(0, ids_PBT.reshape(-1))
+    x = x.to(rest["embeddings.LayerNorm.weight"].dtype)  # its gradients are summed in fp32
     x = x.view(P, B, T, -1) + _of_each(rest["embeddings.position_embeddings.weight"], T)
     x = x + _of_each(rest["embeddings.token_type_embeddings.weight"], 1)
     prefix = "embeddings.LayerNorm"
@@ -101,8 +102,9 @@ def encode(
     three, outs = (part.unbind(1) for part in in_out)
     ups, downs = up.unbind(1), down.unbind(1)
     seen = torch.arange(T, device=ids_PBT.device) < lengths_PB.reshape(-1, 1)
-    mask = seen.view(P * B, 1, 1, T).expand(P * B, 1, T, T)
     x = embedded(rest, ids_PBT)
+    mask = torch.zeros_like(seen, dtype=x.dtype).masked_fill_(~seen, float("-inf"))
+    mask = mask.view(P * B, 1, 1, T).expand(P * B, H, T, T)
     for layer in range(L):
         prefix = f"encoder.layer.{layer}"
 

@@ -3,7 +3,7 @@
 L matrices of one shape, M outputs, N inputs, K components
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ class Ground:
     rank: int
     """LoRA's: it decides how much trains."""
     steps: int
+    drawn: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
+    """Random components that were drawn before, by seed and number."""
 
     @property
     def names(self) -> list[list[str]]:
@@ -86,6 +88,6 @@ def input_directions(base: Base, part: Part, texts: int) -> list[Tensor]:
     ]
 
 
-def prepare(base: Base, part: Part, rank: int, steps: int) -> Ground:
-    """Decompose and look, once for a task."""
-    return Ground(base, spectra_of(base), input_directions(base, part, EVA_TEXTS), rank, steps)
+def prepare(base: Base, spectra: list[Spectrum], part: Part, rank: int, steps: int) -> Ground:
+    """Look at a task's inputs."""
+    return Ground(base, spectra, input_directions(base, part, EVA_TEXTS), rank, steps)

@@ -180,21 +180,31 @@ def _chosen(ground: Ground, seed: int, rank: int, setting: Setting | None) -> Ro
     place = {name: n for n, name in enumerate(in_order(ground))}
     widest = max(setting.widths) if setting is not None else rank
     a, b, gates = [], [], []
-    for w, names, spectrum in zip(ground.base.matrices, ground.names, ground.spectra, strict=True):
-        right = w.new_zeros(len(w), widest, w.shape[2])
-        gate = w.new_zeros(len(w), widest)
-        for at, name in enumerate(names):
-            width, scale = rank, 1.0
-            if setting is not None:
-                width, _, scale = setting.of_matrix(place[name])
-            k = min(w.shape[1:])
-            wanted = order("random", max(widest, width), k, f"{seed}/{name}")[:width]
-            right[at, :width] = spectrum.right_LKN[at, wanted]
-            gate[at, :width] = scale
+    for w, names, right in zip(
+        ground.base.matrices, ground.names, _components(ground, seed, widest), strict=True
+    ):
+        chosen = [(rank, 0, 1.0)] * len(names)
+        if setting is not None:
+            chosen = [setting.of_matrix(place[name]) for name in names]
+        gate = [[scale] * width + [0.0] * (widest - width) for width, _, scale in chosen]
         a.append(right)
         b.append(w.new_zeros(len(w), w.shape[1], widest))
-        gates.append(gate)
+        gates.append(torch.tensor(gate, device=w.device))
     return Rows(a, b, gates)
+
+
+def _components(ground: Ground, seed: int, rows: int) -> list[Tensor]:
+    """Right directions of random components, (L, rows, N) of each group; as the recipe draws them."""
+    key = seed, rows
+    if key not in ground.drawn:
+        found = []
+        for names, spectrum in zip(ground.names, ground.spectra, strict=True):
+            k = spectrum.values_LK.shape[1]
+            wanted = [order("random", rows, k, f"{seed}/{name}") for name in names]
+            at = torch.tensor(wanted, device=spectrum.right_LKN.device)
+            found.append(torch.take_along_dim(spectrum.right_LKN, at[..., None], 1))
+        ground.drawn[key] = found
+    return ground.drawn[key]
 
 
 def padded(starts: Sequence[Rows]) -> list[Rows]:

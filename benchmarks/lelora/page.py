@@ -39,14 +39,15 @@ def comparison(result: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{config['seeds']} paired seeds, {plan['steps']} steps of {plan['batch_size']} texts, rank "
         f"{config['rank']}, on {machine['device']} (torch {result['versions']['torch']}, "
-        f"{config['dtype'].removeprefix('torch.')} products, `{result['versions']['springtide']}`). Accuracy on "
-        "the test part in per cent; differences from tuned LoRA in points, with 95 % intervals over texts and "
-        "seeds; p after Holm's correction over the methods of a task.",
+        f"{config['dtype'].removeprefix('torch.')} products, `{result['versions']['springtide']}`). "
+        "Accuracy on the test part in per cent; differences from tuned LoRA in points, with 95 % "
+        "intervals over texts and seeds, and words after Holm's correction over a task's methods.",
         "",
     ]
+    lines += [_checked(check) for check in result["summary"]["checks"]] + [""]
     for task, runs in by_task(result).items():
         found = {method: values(of) for method, of in runs.items()}
-        lines += [*_table(task, runs, found, result["summary"][task]), ""]
+        lines += [*_table(task, runs, found, result["summary"]["tasks"][task]), ""]
         lines += [f"- {line}" for line in _said(found)] + [""]
     return lines
 
@@ -83,14 +84,21 @@ def _table(
     return lines
 
 
+def _checked(check: Mapping[str, Any]) -> str:
+    both = f"{check['accuracy_32']:.2f} against {check['accuracy']:.2f} %"
+    return (
+        f"With products in TF32, {check['runs']} of the runs: {both} (largest difference of one run "
+        f"{check['largest']:.2f}); a recorded step and the same step by step differ by "
+        f"{check['graph']:.1e}."
+    )
+
+
 def _said(found: Mapping[str, Values]) -> list[str]:
     lines = []
     for one, other in PAIRS:
         if one in found and other in found:
             of = difference(found[one], found[other])
-            lines.append(
-                sentence(one, other, of, of.p).replace(" after Holm's correction", ", uncorrected")
-            )
+            lines.append(sentence(one, other, of, of.p, "uncorrected"))
     for half in HALVES:
         if half in found and "lora" in found:
             of = difference(found[half], found["lora"])
@@ -100,7 +108,8 @@ def _said(found: Mapping[str, Values]) -> list[str]:
         if full > lora:
             share = 100 * (learned - lora) / (full - lora)
             lines.append(
-                f"full fine-tuning is {full - lora:.2f} points above LoRA; learned closes {share:.0f} % of it"
+                f"full fine-tuning is {full - lora:.2f} points above LoRA; learned closes "
+                f"{share:.0f} % of it"
             )
     return lines
 
@@ -113,12 +122,14 @@ def speed(result: Mapping[str, Any]) -> list[str]:
         "| method | ms a step | against LoRA |",
         "|---|---|---|",
     ]
-    steps = {row["method"]: row for row in result["rows"] if row["kind"] == "step"}
-    for method, row in steps.items():
-        share = (
-            row["milliseconds"] / steps["lora"]["milliseconds"] if "lora" in steps else float("nan")
-        )
-        lines.append(f"| {method} | {row['milliseconds']:.2f} | {share:.2f} |")
+    steps: dict[str, list[float]] = {}
+    for row in result["rows"]:
+        if row["kind"] == "step":
+            steps.setdefault(row["method"], []).append(row["milliseconds"])
+    lora = statistics.mean(steps.get("lora", [float("nan")]))
+    for method, each in steps.items():
+        mean = statistics.mean(each)
+        lines.append(f"| {method} | {mean:.2f} | {mean / lora:.2f} |")
     svd = [row for row in result["rows"] if row["kind"] == "svd"]
     if svd:
         lines += ["", "| matrix | seconds, exact | of an 8B model |", "|---|---|---|"]
@@ -126,10 +137,7 @@ def speed(result: Mapping[str, Any]) -> list[str]:
             m, n = row["shape"]
             lines.append(f"| {m} x {n} | {row['seconds']:.2f} | {row['count']} |")
         total = sum(row["seconds"] * row["count"] for row in svd)
-        lines += [
-            "",
-            f"So all of them would take {total / 60:.1f} minutes on one GPU, and an eighth of it on eight.",
-        ]
+        lines += ["", f"All of them: {total / 60:.1f} minutes on one GPU; ranks share them out."]
     return [*lines, ""]
 
 

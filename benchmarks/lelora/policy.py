@@ -23,7 +23,7 @@ class School:
     """How long a policy learns."""
 
     runs: int = 64
-    rounds: int = 8
+    rounds: int = 6
     steps: int = 150
     algo: str = "reinforce"
     lr: float = 1e-2
@@ -90,7 +90,7 @@ class Taught:
 def teach(
     ground: Ground, school: School, judge: Callable[[int, Sequence[Setting]], list[float]]
 ) -> Taught:
-    """A policy that has learnt from rounds of short runs, whose losses `judge` gives; what it chooses."""
+    """What a policy chooses that has learnt from short runs, whose losses `judge` gives."""
     brain = brain_of(ground, config_of(ground, school, 1.0), seed=0)
     seen = seen_of(ground, brain)
 

@@ -6,6 +6,7 @@ classifier and, where they draw them alike, the same first directions.
 """
 
 import base64
+import gc
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.lelora.data import Data, base_of, task_of
-from benchmarks.lelora.ground import Ground, prepare
+from benchmarks.lelora.ground import Ground, prepare, spectra_of
 from benchmarks.lelora.methods import CHOSEN, form_of, parameters
 from benchmarks.lelora.policy import School, by_chance, teach
 from benchmarks.lelora.training import Plan, Run, Together
@@ -62,10 +63,11 @@ class Study:
         self.rank, self.seeds, self.device, self.dtype = rank, seeds, device, dtype
         self.at_once, self.say = at_once, say
         self.base = base_of(stored, device, heads)
+        self.spectra = spectra_of(self.base)
         self.grounds: dict[str, tuple[Data, Ground]] = {}
         self.cells: dict[str, Any] = {}
         self.file = folder / "cells.json"
-        about = {"plan": asdict(plan), "school": asdict(school), "rank": rank}
+        about = {"plan": asdict(plan), "school": asdict(school), "rank": rank, "seeds": seeds}
         if self.file.exists():
             self.cells = json.loads(self.file.read_text())
             if self.cells["about"] != about:
@@ -77,7 +79,13 @@ class Study:
 
     def of(self, task: str) -> dict[str, Any]:
         """What is there of a task."""
-        empty = {"tuning": {}, "tuned": [], "runs": {}, "settings": {}, "seconds": {}}
+        empty: dict[str, Any] = {
+            "tuning": {},
+            "tuned": [],
+            "runs": {},
+            "settings": {},
+            "seconds": {},
+        }
         found: dict[str, Any] = self.cells.setdefault("tasks", {}).setdefault(task, empty)
         return found
 
@@ -85,7 +93,10 @@ class Study:
         """Its texts and what methods begin from."""
         if task not in self.grounds:
             data = task_of(self.stored, task, self.device)
-            self.grounds[task] = data, prepare(self.base, data.train, self.rank, self.plan.steps)
+            self.grounds[task] = (
+                data,
+                prepare(self.base, self.spectra, data.train, self.rank, self.plan.steps),
+            )
         return self.grounds[task]
 
     def save(self) -> None:
@@ -211,6 +222,36 @@ class Study:
                 })  # fmt: skip
             self._note(task, f"{len(part)} runs", seconds, began)
 
+    def check(self, task: str, method: str = "lora", seeds: int = 4) -> None:
+        """The same runs with products in 32 bits, and some steps without a recorded graph."""
+        kept = self.of(task)
+        if "check" in kept or method not in kept["runs"]:
+            return
+        began, (data, ground) = time.monotonic(), self.ground(task)
+        before = [run for run in kept["runs"][method] if run["seed"] < seeds]
+        runs = [Run(run["seed"], run["lr"]) for run in before]
+
+        def made(plan: Plan, dtype: torch.dtype) -> Together:
+            form = form_of(ground, method, [run.seed for run in runs], [None] * len(runs))
+            return Together(self.base, data, plan, [form], runs, dtype)
+
+        wide = made(self.plan, torch.float32)
+        seconds = wide.train()
+        again = 100 * wide.score(data.test).correct_PX.double().mean(1).numpy()
+        first = 100 * np.array([run["accuracy"] for run in before])
+        few = Plan(10, self.plan.batch_size)
+        recorded, plain = made(few, self.dtype), made(few, self.dtype)
+        recorded.train()
+        for _ in range(few.steps):
+            plain.step()
+        apart = (recorded.head_PCD - plain.head_PCD).abs().max() / plain.head_PCD.abs().max()
+        kept["check"] = {
+            "task": task, "runs": len(runs), "accuracy": float(first.mean()),
+            "accuracy_32": float(again.mean()), "largest": float(np.abs(again - first).max()),
+            "graph": float(apart.detach()),
+        }  # fmt: skip
+        self._note(task, "check", seconds, began)
+
     def _parts(self, asked: list[Asked]) -> list[list[Asked]]:
         """As many at once as fit, all seeds of a method together; runs that train everything apart."""
         found: list[list[Asked]] = []
@@ -234,4 +275,7 @@ class Study:
         timings = self.of(task)["seconds"]
         timings[f"{len(timings)} {what}"] = [seconds, whole]
         self.save()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         self.say(f"{task:12} {what}: {seconds:.1f} s of training, {whole:.1f} s in all")

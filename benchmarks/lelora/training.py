@@ -118,7 +118,8 @@ class Together:
         return [torch.cat(of) if len(of) > 1 else of[0] for of in zip(*every, strict=True)]
 
     def _rest(self) -> dict[str, Tensor]:
-        return {n: t.to(self.dtype) for n, t in self.rest.items()}
+        words = "embeddings.word_embeddings.weight"
+        return {n: t if n == words else t.to(self.dtype) for n, t in self.rest.items()}
 
     def logits(
         self, matrices: list[Tensor], rest: dict[str, Tensor], texts: tuple[Tensor, ...]
@@ -139,7 +140,7 @@ class Together:
         found = torch.autograd.grad(loss, self.parameters)
         gradients = self._by_form([g / self.scale for g in found], "masked")
         gradients = self._by_form(self.optimizer.clipped(gradients), "before_step")
-        self.optimizer.step(gradients, self.share_S[self.at])
+        self.optimizer.step(gradients, self.share_S.index_select(0, self.at[None])[0])
         self._by_form(gradients, "after_step")
         self.at += 1
 
@@ -180,6 +181,7 @@ class Together:
             for _ in range(2):
                 self.step()
         torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             self.step()

@@ -54,9 +54,11 @@ def word(of: Difference, p: float) -> str:
     return "significantly better" if of.mean > 0 else "significantly worse"
 
 
-def sentence(method: str, other: str, of: Difference, p: float) -> str:
-    """What may be said of two methods; `p` is the corrected one."""
-    numbers = f"{interval(of)} points; p {p:.3g} after Holm's correction"
+def sentence(
+    method: str, other: str, of: Difference, p: float, how: str = "after Holm's correction"
+) -> str:
+    """What may be said of two methods; `how` is said of p."""
+    numbers = f"{interval(of)} points; p {p:.3g} {how}"
     if p >= LEVEL:
         return f"no significant difference between {method} and {other}: {numbers}"
     return f"{method} is {word(of, p)} than {other}: {numbers}"

@@ -31,7 +31,7 @@ def test_a_study_measures_every_method_and_is_resumed(tmp_path, monkeypatch, cap
     assert {row["method"] for row in found["rows"]} == set(program.METHODS)
     for row in found["rows"]:
         assert [run["seed"] for run in row["runs"]] == [0, 1]
-        tried = found["summary"]["wordnet"]["tuning"][row["method"]]
+        tried = found["summary"]["tasks"]["wordnet"]["tuning"][row["method"]]
         assert len(tried) >= len(rates("lora"))
         assert row["runs"][0]["lr"] in map(float, tried)
     capsys.readouterr()

@@ -64,14 +64,16 @@ def part_of(samples):
     return Part(ids, lengths, torch.tensor([label for _, label in samples]))
 
 
-def ground_of(theirs):
+def ground_of(theirs, device="cpu"):
     _, whole, _, samples = theirs["head"]
     named = {
         n.removeprefix("bert."): torch.tensor(t) for n, t in whole.items() if n.startswith("bert.")
     }
     base = Base.of({n: t for n, t in named.items() if t.is_floating_point()}, heads=2)
     part = part_of(samples)
-    ground = Ground(base, spectra_of(base), input_directions(base, part, 8 * BATCH), RANK, STEPS)
+    shown = Part(*(x.to(device) for x in vars(part).values()))
+    inputs = input_directions(base, shown, 8 * BATCH)
+    ground = Ground(base, spectra_of(base), inputs, RANK, STEPS)
     return ground, Data(part, part, part, 3)
 
 
@@ -169,3 +171,31 @@ def test_methods_beside_each_other_are_what_they_are_alone(theirs):
     assert len(set(every.flatten().tolist())) == every.numel()
     for place, one in enumerate(asked):
         torch.testing.assert_close(trained([one]), every[place], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_in_16_bits_is_the_step(theirs):
+    _, data = ground_of(theirs)
+    ground, _ = ground_of(theirs, "cuda")
+    data = Data(*(Part(*(x.cuda() for x in vars(of).values())) for of in
+                  (data.train, data.validation, data.test)), data.labels)  # fmt: skip
+
+    def trained(method, recorded, dtype):
+        form = form_of(ground, method, [0, 1], [None, None])
+        runs = [Run(0, 1e-2), Run(1, 1e-2)]
+        together = Together(ground.base, data, Plan(STEPS, BATCH), [form], runs, dtype)
+        if recorded:
+            together.train()
+        else:
+            for _ in range(STEPS):
+                together.step()
+        return together.score(data.test).loss_P
+
+    for method in ("lora", "dora", "adalora", "loraxs", "mica", "full", "head"):
+        plain = trained(method, recorded=False, dtype=torch.float16)
+        torch.testing.assert_close(
+            trained(method, True, torch.float16), plain, atol=2e-2, rtol=2e-2
+        )
+        torch.testing.assert_close(
+            trained(method, True, torch.float32), plain, atol=5e-2, rtol=5e-2
+        )
