@@ -7,6 +7,7 @@ alone. Products are in 16 bits on a GPU (what trains is not): gradients are made
 the way back. A step is recorded once as a CUDA graph and then replayed, since the host would be slower.
 """
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -183,12 +184,15 @@ class Together:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.step()
+        try:
+            with torch.cuda.graph(graph):
+                self.step()
+            self.graph = graph
+        except RuntimeError as error:  # slower, and the same
+            print(f"a step could not be recorded, so the host makes each: {error}", file=sys.stderr)
         with torch.no_grad():
             for x, value in zip(self._state(), kept, strict=True):
                 x.copy_(value)
-        self.graph = graph
 
     @torch.no_grad()
     def score(self, part: Part) -> Scores:

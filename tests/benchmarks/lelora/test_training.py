@@ -67,7 +67,9 @@ def part_of(samples):
 def ground_of(theirs, device="cpu"):
     _, whole, _, samples = theirs["head"]
     named = {
-        n.removeprefix("bert."): torch.tensor(t) for n, t in whole.items() if n.startswith("bert.")
+        n.removeprefix("bert."): torch.tensor(t).to(device)
+        for n, t in whole.items()
+        if n.startswith("bert.")
     }
     base = Base.of({n: t for n, t in named.items() if t.is_floating_point()}, heads=2)
     part = part_of(samples)
@@ -174,6 +176,7 @@ def test_methods_beside_each_other_are_what_they_are_alone(theirs):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_recorded_step_in_16_bits_is_the_step(theirs):
     _, data = ground_of(theirs)
     ground, _ = ground_of(theirs, "cuda")
