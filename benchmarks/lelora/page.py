@@ -143,6 +143,8 @@ def speed(result: Mapping[str, Any]) -> list[str]:
 
 def tables(results: Sequence[Mapping[str, Any]]) -> str:
     """Everything about these results."""
+    if not results:
+        return "Nothing has been measured yet.\n"
     lines: list[str] = []
     for result in results:
         lines += comparison(result) if result["name"] == "lelora" else speed(result)

@@ -102,8 +102,8 @@ class Allocated(Form):
     @torch.no_grad()
     def after_step(self, gradients: list[Tensor]) -> None:
         """Importance follows, and what the budget leaves no place for becomes zero."""
-        at = torch.clamp(self.done, max=len(self.cut) - 1)
-        counts = self.counts[at]
+        at = torch.clamp(self.done, max=len(self.cut) - 1)[None]
+        counts = self.counts.index_select(0, at)[0]
         for p, g, kept, change in zip(
             self.parameters, gradients, self.importance, self.change, strict=True
         ):
@@ -119,10 +119,10 @@ class Allocated(Form):
             for n in range(groups)
         ]
         every_PT = torch.cat([s.flatten(1) for s in of_triplets], 1)
-        cut = self.cut[at]
+        cut = self.cut.index_select(0, at)[0]
         place = torch.clamp(cut - 1, min=0).expand(len(every_PT), 1)
         threshold_P1 = every_PT.sort(1).values.gather(1, place)
-        cuts = self.cuts[at] & (cut > 0)
+        cuts = self.cuts.index_select(0, at)[0] & (cut > 0)
         for n, score in enumerate(of_triplets):
             gone = (score <= threshold_P1[..., None]) & cuts
             self.parameters[2 * groups + n].masked_fill_(gone, 0.0)

@@ -109,7 +109,7 @@ class StackedAdamW:
         if self.max_norm:
             clip_P = torch.clamp(self.max_norm / (squares_P.sqrt() + 1e-6), max=1.0)
         return [
-            torch.where(_along(fine_P[of], g), g * _along(clip_P[of], g), 0.0)
+            (g * _along(clip_P[of], g)).masked_fill(_along(~fine_P[of], g), 0.0)
             for g, of in zip(gradients, self.slices, strict=True)
         ]
 

@@ -76,6 +76,10 @@ def _svd(weight_MN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return left.to(weight_MN.dtype), values.to(weight_MN.dtype), right.to(weight_MN.dtype)
 
 
+SVD_RATE = 1e12
+"""Operations a second at which a GPU decomposes: an estimate, from which plans take their time."""
+
+
 def svd_flops(shape: tuple[int, int]) -> float:
     """Floating-point operations of the exact decomposition, about: both sides, Golub and Reinsch."""
     m, n = max(shape), min(shape)

@@ -12,7 +12,7 @@ from models.hf_folder import Read, add_weight_arguments
 from models.lelora.adapter import Adapter, factors
 from models.lelora.inject import Target, find_targets, inject, is_linear
 from models.lelora.peft_folder import merge, write_adapter
-from models.lelora.spectrum import svd_flops, svd_nbytes
+from models.lelora.spectrum import SVD_RATE, svd_flops, svd_nbytes
 from models.stored_weights import Fetch, Stored
 from parallel.weights import load_safetensors, materialize
 from recipes.lelora import baselines
@@ -64,6 +64,7 @@ class Adapted:
         if self.has_adapters or self.is_peft:
             self.linear = [name for name, module in model.named_modules() if is_linear(module)]
             self.targets = find_targets(model, config.targets, config.exclude)
+            self._refuse_rank()
         if self.has_adapters:
             rows = max(config.widths) if config.method in ("lelora", "random") else config.rank
             with torch.device("meta"):
@@ -73,6 +74,15 @@ class Adapted:
         for name in heads:
             model.get_submodule(name).requires_grad_(True)
         return model
+
+    def _refuse_rank(self) -> None:
+        """Raise `ValueError` for a rank that no matrix has; smaller matrices get what they have."""
+        most = max(target.shape.components for target in self.targets)
+        if self.config.rank > most:
+            raise ValueError(
+                f"lelora.rank={self.config.rank} is more than the {most} components of the largest "
+                f"matrix: set lelora.rank to {most} or less"
+            )
 
     def init(self, module: nn.Module, otherwise: Callable[[nn.Module], None]) -> None:
         """First weights of a module: an adapter's own, or those of the architecture."""
@@ -196,7 +206,8 @@ class Adapted:
             work = sum(map(svd_flops, shapes))
             found["spectra"] = (
                 f"exact, once for a base model: {len(shapes)} matrices, {work:.1e} operations over all "
-                f"ranks, up to {max(map(svd_nbytes, shapes)) / 2**30:.2f} GiB at a time"
+                f"ranks (about {work / SVD_RATE / 60:,.1f} minutes of one GPU), up to "
+                f"{max(map(svd_nbytes, shapes)) / 2**30:.2f} GiB at a time"
             )
         if self.steering is not None:
             found["adapters"] = self.steering.words()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lelora import __main__ as program
-from benchmarks.lelora.page import filled, tables
+from benchmarks.lelora.page import PAGE, committed, filled, tables
 from benchmarks.lelora.study import rates
 from benchmarks.lelora.verdict import against, sentence, values, within, word
 from tests.benchmarks.lelora.tiny import write
@@ -78,3 +78,20 @@ def test_verdicts_are_about_paired_differences():
     assert within(compared["better"][0]).endswith(": shown")
     worse = against({"a": found["lora"], "b": found["better"]}, "b")["a"]
     assert within(worse[0]).endswith("not so")
+
+
+def test_the_documentation_says_what_is_committed():
+    assert PAGE.read_text() == filled(PAGE.read_text(), tables(committed()))
+
+
+def test_steps_and_decompositions_are_tabled():
+    rows = [
+        {"kind": "step", "method": "lora", "milliseconds": 10.0},
+        {"kind": "step", "method": "lelora", "milliseconds": 11.0},
+        {"kind": "step", "method": "lelora", "milliseconds": 12.0},
+        {"kind": "svd", "shape": [4096, 4096], "count": 64, "seconds": 3.0},
+    ]
+    page = tables([{"name": "lelora.cost", "machine": {"device": "some GPU"}, "rows": rows}])
+    assert "| lelora | 11.50 | 1.15 |" in page
+    assert "| 4096 x 4096 | 3.00 | 64 |" in page
+    assert "3.2 minutes on one GPU" in page
