@@ -23,11 +23,14 @@ from benchmarks.results import write
 
 CORE = ("lora", "rslora", "frozen", "random", "full")
 REST = tuple(method for method in METHODS if method not in (*CORE, *TAUGHT))
-PARTS = ("core", "taught", "rest")
+PARTS = ("core", "taught", "rest", "clock")
 
 
 def measure(study: Study, task: str, part: str) -> None:
     """One part of a task. The taught need the core's learning rates."""
+    if part == "clock":
+        study.clock(task, METHODS)
+        return
     if part == "taught":
         study.teach(task)
     methods = {"core": CORE, "taught": TAUGHT, "rest": REST}[part]
@@ -75,7 +78,8 @@ def main() -> None:
     tasks = options.task or list(LENGTHS)
     pieces = [(task, part) for part in options.part or PARTS for task in tasks]
     if not options.part:  # what matters most comes first
-        pieces.sort(key=lambda piece: (piece[1] == "rest", tasks.index(piece[0])))
+        pieces = [piece for piece in pieces if piece[1] != "clock" or piece[0] == tasks[0]]
+        pieces.sort(key=lambda piece: (max(PARTS.index(piece[1]), 1), tasks.index(piece[0])))
     for task, part in pieces:
         if time.monotonic() - began > options.seconds:
             print(f"{task}, {part}: no time left")

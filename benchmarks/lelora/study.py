@@ -216,11 +216,29 @@ class Study:
                 runs.setdefault(one.method, []).append({
                     "seed": one.seed, "lr": one.lr, "loss": float(scores.loss_P[n]),
                     "accuracy": float(scores.correct_PX[n].double().mean()),
+                    "skipped": int(together.optimizer.skipped_P[n]),
                     "texts": scores.correct_PX.shape[1],
                     "correct": base64.b64encode(bits.tobytes()).decode(),
                     "parameters": parameters(self.ground(task)[1], one.method, setting),
                 })  # fmt: skip
             self._note(task, f"{len(part)} runs", seconds, began)
+
+    def clock(self, task: str, methods: Sequence[str], steps: int = 50) -> None:
+        """Milliseconds of a step of each method by itself, so many seeds side by side, for each run."""
+        kept = self.of(task).setdefault("clock", {})
+        data, ground = self.ground(task)
+        began = time.monotonic()
+        for method in methods:
+            if method in kept or method not in self.of(task)["runs"]:
+                continue
+            seeds = list(range(self.seeds))
+            form = form_of(ground, method, seeds, [self.setting(task, method, s) for s in seeds])
+            runs = [Run(seed, self.rate(task, method)) for seed in seeds]
+            together = Together(
+                self.base, data, Plan(steps, self.plan.batch_size), [form], runs, self.dtype
+            )
+            kept[method] = 1e3 * together.train() / steps / len(runs)
+        self._note(task, "clock", time.monotonic() - began, began)
 
     def check(self, task: str, method: str = "lora", seeds: int = 4) -> None:
         """The same runs with products in 32 bits, and some steps without a recorded graph."""

@@ -171,7 +171,8 @@ class Together:
         allocated += [
             x for f in self.forms for name in ("importance", "change") for x in getattr(f, name, [])
         ]
-        return [*self.parameters, *moments, *allocated, self.optimizer.done, self.at]
+        counts = [self.optimizer.done, self.optimizer.skipped_P, self.at]
+        return [*self.parameters, *moments, *allocated, *counts]
 
     def _record(self) -> None:
         """The step as a graph; what trying it out has changed is put back."""

@@ -97,6 +97,8 @@ class StackedAdamW:
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
         self.done = torch.zeros((), dtype=torch.float64, device=lr_P.device)
         """Steps."""
+        self.skipped_P = torch.zeros_like(lr_P)
+        """Of them, those that a run has not made."""
 
     @torch.no_grad()
     def clipped(self, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -105,6 +107,7 @@ class StackedAdamW:
         for g, of in zip(gradients, self.slices, strict=True):
             squares_P[of] += g.flatten(1).square().sum(1)
         fine_P = torch.isfinite(squares_P)
+        self.skipped_P += (~fine_P).to(self.skipped_P)
         clip_P = torch.ones_like(squares_P)
         if self.max_norm:
             clip_P = torch.clamp(self.max_norm / (squares_P.sqrt() + 1e-6), max=1.0)
