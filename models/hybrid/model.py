@@ -158,8 +158,8 @@ class Attention(nn.Module):
 
 @torch.compiler.disable
 def _attend(rows: Rows, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, rule: Rule) -> Tensor:
-    """Never compiled: a block would be compiled again for every mix of lengths, and gradients through the
-    compiled kernels of gathered attention were wrong (torch 2.11 on an H200: norms of 1e5 instead of 20)."""
+    """Never compiled: a block would be compiled again for every mix of lengths, and gradients through
+    compiled calls of gathered attention were wrong (torch 2.11, H200: norms of 1e5 instead of 20)."""
     return rows.attend(q_THD, k_TKD, v_TKD, rule)
 
 
