@@ -76,6 +76,7 @@ def main() -> None:
             lrs=options.lr or [],
             device=torch.device(options.device),
             resamples=options.resamples,
+            packed=options.packed,
         )
         for name, line in study.task.describe().items():
             if name != "model":

@@ -17,6 +17,7 @@ import torch
 from benchmarks.results import machine
 from benchmarks.trip import cells
 from benchmarks.trip.grid import COUNTS, overrides
+from benchmarks.trip.packed import unpack
 from benchmarks.trip.training import Data, Plan, good, train
 from recipes.ctr import figures
 from recipes.ctr.counts import cosine_scores
@@ -44,6 +45,8 @@ class Study:
     """Several: each model takes the best on validation, by a seed of its own. None: `optim.lr`."""
     device: torch.device
     resamples: int
+    packed: Path | None = None
+    """Has the data (`benchmarks.trip.packed`)."""
     say: Callable[[str], None] = print
     found: dict[str, list[cells.Cell]] = field(default_factory=dict)
     """By model, then by seed; counts have one. Only models that are finished."""
@@ -51,7 +54,9 @@ class Study:
     def __post_init__(self) -> None:
         learned = [model for model in self.models if model not in COUNTS]
         self.configs = {model: compose(model, self.shared) for model in learned}
-        self.task = _task(next(iter(self.configs.values())))
+        self.task = task_of(next(iter(self.configs.values())))
+        if self.packed is not None:
+            unpack(self.packed, self.task)
         self._data: dict[str, Data] = {}
 
     def run(self, workers: int = 1, until: float = float("inf")) -> None:
@@ -128,8 +133,10 @@ class Study:
         return there if len(there) == len(found) else None
 
     def _task_of(self, model: str) -> TripTask:
-        task = _task(self.configs[model])
+        task = task_of(self.configs[model])
         task.table, task.parts = self.task.table, self.task.parts
+        if task.model_config.item_start == "counts":
+            task.item_vectors = self.task.item_vectors
         return task
 
     def _data_of(self, task: TripTask) -> Data:
@@ -232,5 +239,6 @@ def _train_one(job: tuple[str, dict[str, Any], float]) -> None:
     _study.train(model)
 
 
-def _task(config: Config) -> TripTask:
+def task_of(config: Config) -> TripTask:
+    """The task of a configuration."""
     return TripTask(task=config.task, model=config.model, data=config.data, seed=0)
