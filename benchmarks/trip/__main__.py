@@ -46,6 +46,10 @@ def main() -> None:
     parser.add_argument(
         "--workers", type=int, default=1, help="processes that train, on one device"
     )
+    parser.add_argument("--packed", type=Path, help="the data, from benchmarks.trip.packed")
+    parser.add_argument(
+        "--no-graphs", action="store_true", help="start every kernel, on a GPU, too"
+    )
     parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS",
                         help="start no model later; what is finished is compared")  # fmt: skip
     parser.add_argument("--train-only", action="store_true", help="compare later, by --resume")
@@ -77,6 +81,7 @@ def main() -> None:
             device=torch.device(options.device),
             resamples=options.resamples,
             packed=options.packed,
+            graphs=not options.no_graphs,
         )
         for name, line in study.task.describe().items():
             if name != "model":

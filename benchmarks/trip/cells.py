@@ -22,7 +22,7 @@ class Cell:
     """One training."""
 
     logits_T: Floats
-    """Of the test targets; in half precision, which moves an AUC by less than its sixth digit."""
+    """Of the test targets; in half precision. None where a learning rate was tried."""
     about: dict[str, Any]
     """Plain data: lr, best, epoch, parameters, losses, seconds, device."""
 
@@ -43,16 +43,13 @@ def path(folder: Path, model: str, key: str) -> Path:
     return folder / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.safetensors"
 
 
-def write(file: Path, key: str, trained: Trained, lr: float, seconds: float, device: str) -> None:
+def write(file: Path, key: str, trained: Trained, about: dict[str, Any]) -> None:
     """Whole or not at all."""
-    about = {
-        "lr": lr,
+    about |= {
         "best": trained.best,
         "epoch": trained.epoch,
         "parameters": trained.parameters,
         "losses": trained.losses,
-        "seconds": seconds,
-        "device": device,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_suffix(f".{os.getpid()}.tmp")

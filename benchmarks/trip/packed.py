@@ -57,9 +57,7 @@ def unpack(file: Path, task: TripTask) -> None:
     targets = {
         part: Targets(*(arrays[f"{part}.{f.name}"] for f in fields(Targets))) for part in PARTS
     }
-    task.parts = Split(
-        **targets, known_E=arrays["known_E"], vocabulary_I=arrays["vocabulary_I"]
-    )
+    task.parts = Split(**targets, known_E=arrays["known_E"], vocabulary_I=arrays["vocabulary_I"])
     if "item_vectors" in arrays:
         task.item_vectors = arrays["item_vectors"].astype(np.float32)
 

@@ -43,10 +43,12 @@ class Stack:
         batch_of: Callable[[Tensor], Batch],
         device: torch.device,
         dtype: torch.dtype = torch.float32,
+        graphs: bool = True,
     ) -> None:
         """`members`: learning rate and seed of each; `order_TSB`: the samples of each step.
 
-        `dtype`: what a step computes in; weights and moments are of 32 bits.
+        `dtype`: what a step computes in; weights and moments are of 32 bits. `graphs`: replay recorded
+        steps, on a GPU.
         """
         models = [task.build_model() for _ in members]
         for model, (_, seed) in zip(models, members, strict=True):
@@ -72,6 +74,7 @@ class Stack:
         for optimizer, rate in zip(self.optimizers, self.rate_S.unbind(), strict=True):
             for group in optimizer.param_groups:
                 group["lr"], group["capturable"] = rate, device.type == "cuda"
+        self.graphs = graphs and device.type == "cuda"
         self.graph: Any = None
         self.done = 0
 
@@ -80,7 +83,9 @@ class Stack:
         for _ in range(steps):
             if self.graph is not None:
                 self.graph.replay()
-            elif self.now.device.type == "cpu" or self.done < WARM_UP:
+            elif not self.graphs:
+                self._step()
+            elif self.done < WARM_UP:
                 self._aside()
             else:
                 self._record()
@@ -88,9 +93,7 @@ class Stack:
             self.done += 1
 
     def _aside(self) -> None:
-        """A step; on a GPU by a stream of its own, as what is recorded later will be."""
-        if self.now.device.type == "cpu":
-            return self._step()
+        """A step by a stream of its own, as what is recorded later will be."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -100,8 +103,7 @@ class Stack:
     def _record(self) -> None:
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
-        # other threads may use the GPU meanwhile
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(self.graph):
             self._step()
 
     def _step(self) -> None:

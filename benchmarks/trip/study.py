@@ -5,8 +5,9 @@ the order of samples and the users that the bootstrap draws.
 """
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,8 @@ class Study:
     resamples: int
     packed: Path | None = None
     """Has the data (`benchmarks.trip.packed`)."""
+    graphs: bool = True
+    """Replay recorded steps, on a GPU."""
     say: Callable[[str], None] = print
     found: dict[str, list[cells.Cell]] = field(default_factory=dict)
     """By model, then by seed; counts have one. Only models that are finished."""
@@ -69,8 +72,9 @@ class Study:
             settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "found"}
             jobs = [(model, settings, until) for model in learned if not self._finished(model)]
             with get_context("spawn").Pool(workers) as pool:
-                for _ in pool.imap_unordered(_train_one, jobs):
-                    pass
+                failed = list(filter(None, pool.imap_unordered(_train_one, jobs)))
+            if failed:
+                raise RuntimeError("\n".join(failed))
         else:
             for model in learned:
                 if time.time() < until:
@@ -85,26 +89,27 @@ class Study:
         """Choose a model's learning rate, and train all its seeds."""
         task = self._task_of(model)
         if len(self.lrs) > 1:
-            self._train(f"tuning {model}", model, task, [(lr, TUNING_SEED) for lr in self.lrs])
+            self._train(model, task, [(lr, TUNING_SEED) for lr in self.lrs])
         lr = self._rate(model, task)
         assert lr is not None
-        self._train(model, model, task, [(lr, seed) for seed in range(self.seeds)])
+        self._train(model, task, [(lr, seed) for seed in range(self.seeds)])
 
-    def _train(
-        self, name: str, model: str, task: TripTask, members: Sequence[tuple[float, int]]
-    ) -> None:
+    def _train(self, model: str, task: TripTask, members: Sequence[tuple[float, int]]) -> None:
         """All at once, as they share what chance decides; or none, if they are all there."""
         if all(self._cell(model, task, *member) is not None for member in members):
             return
         config, began = self.configs[model], time.monotonic()
-        trained = train(task, config, self.plan, members, self._data_of(task), self.device)
-        seconds = time.monotonic() - began
+        trained = train(
+            task, config, self.plan, members, self._data_of(task), self.device, self.graphs
+        )
+        seconds, device = time.monotonic() - began, machine(self.device.type)["device"]
         for of, (lr, seed) in zip(trained, members, strict=True):
             key = cells.key(task, config, self.plan, lr, seed)
-            file = cells.path(self.folder / "cells", model, key)
-            cells.write(
-                file, key, of, lr, seconds / len(members), machine(self.device.type)["device"]
-            )
+            if seed == TUNING_SEED:  # is validated only
+                of = replace(of, logits_T=of.logits_T[:0])
+            about = {"lr": lr, "seconds": seconds / len(members), "device": device}
+            cells.write(cells.path(self.folder / "cells", model, key), key, of, about)
+            name = f"tuning {model}" if seed == TUNING_SEED else model
             self.say(
                 f"{name}, seed {seed}, lr {lr:g}: validation {self.plan.metric} {abs(of.best):.4f} "
                 f"at epoch {of.epoch:.2g}, {seconds:.0f} s for {len(members)}"
@@ -226,17 +231,25 @@ _study: Study | None = None
 """That of a worker, made for its first model."""
 
 
-def _train_one(job: tuple[str, dict[str, Any], float]) -> None:
-    """Train one model, in a worker."""
-    global _study
+def _train_one(job: tuple[str, dict[str, Any], float]) -> str | None:
+    """Train one model, in a worker; what went wrong, which does not keep it from the next one."""
     model, settings, until = job
-    if time.time() >= until:
-        return
+    try:
+        if time.time() < until:
+            _own_study(model, settings).train(model)
+    except Exception:
+        return f"{model}: {traceback.format_exc()}"
+    return None
+
+
+def _own_study(model: str, settings: dict[str, Any]) -> Study:
+    """This worker's, with `model` among its models."""
+    global _study
     if _study is None:
         torch.set_num_threads(1)
         _study = Study(**{**settings, "models": [model]})
     _study.configs.setdefault(model, compose(model, _study.shared))
-    _study.train(model)
+    return _study
 
 
 def task_of(config: Config) -> TripTask:

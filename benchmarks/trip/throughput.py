@@ -47,7 +47,8 @@ def fused_causal(
     q_BHNE: Tensor, k_BHNE: Tensor, v_BHNE: Tensor, sees: Visibility, score: Score | None = None
 ) -> Tensor:
     """Causal attention of full histories, which needs no mask."""
-    assert score is None and sees.order_BN.shape[1] == q_BHNE.shape[2]
+    assert score is None
+    assert sees.order_BN.shape[1] == q_BHNE.shape[2]
     return nn.functional.scaled_dot_product_attention(q_BHNE, k_BHNE, v_BHNE, is_causal=True)
 
 
@@ -59,7 +60,9 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, help="instead of that of the length")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20, help="of a round")
-    parser.add_argument("--compile", action="store_true", help="both sides, before they are graphed")
+    parser.add_argument(
+        "--compile", action="store_true", help="both sides, before they are graphed"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device, rows = torch.device(options.device), []
@@ -69,7 +72,9 @@ def main() -> None:
         for row in rows[-len(MODELS) :]:
             print(
                 f"{row['length']:5} x {row['batch']}  {row['model']:38} "
-                + "  ".join(f"{k} {row[k]:.3g}" for k in ("train_ms", "infer_ms", "train_GiB", "infer_GiB")),
+                + "  ".join(
+                    f"{k} {row[k]:.3g}" for k in ("train_ms", "infer_ms", "train_GiB", "infer_GiB")
+                ),
                 flush=True,
             )
         if options.json:

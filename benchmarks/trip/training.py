@@ -100,6 +100,7 @@ def train(
     members: Sequence[tuple[float, int]],
     data: Data,
     device: torch.device,
+    graphs: bool = True,
 ) -> list[Trained]:
     """Train from the start, one member for each learning rate and seed.
 
@@ -111,7 +112,7 @@ def train(
     torch.manual_seed(members[0][1])
     stack = Stack(
         task, config, members, torch.stack(orders, dim=1), data.train.__getitem__, device,
-        DTYPES[plan.dtype],
+        DTYPES[plan.dtype], graphs,
     )  # fmt: skip
     count = sum(p[0].numel() for p in stack.parameters.values())
     best: list[Trained | None] = [None] * len(members)

@@ -41,7 +41,9 @@ def reconstruction_loss(
     counts_BM = masked_BM >= 0
     logits_BMV = logits_BMV.float()
     own_BM1 = targets_B[:, None, None].expand(-1, hidden_BM.shape[1], 1)
-    kept_BM1 = torch.where((hidden_BM[..., None] == own_BM1), logits_BMV.gather(2, own_BM1), -torch.inf)
+    kept_BM1 = torch.where(
+        (hidden_BM[..., None] == own_BM1), logits_BMV.gather(2, own_BM1), -torch.inf
+    )
     logits_BMV = logits_BMV.scatter(2, own_BM1, kept_BM1)
     nats_BM = nn.functional.cross_entropy(
         logits_BMV.flatten(0, 1), hidden_BM.flatten(), reduction="none"
