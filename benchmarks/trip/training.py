@@ -20,7 +20,7 @@ from recipes.ctr.targets import Targets
 from recipes.trip import TripTask
 from trainer.config import Config
 
-EVAL_BATCH = 8192
+EVAL_BATCH = 4096
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
