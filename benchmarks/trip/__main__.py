@@ -86,13 +86,18 @@ def main() -> None:
         for name, line in study.task.describe().items():
             if name != "model":
                 print(f"{name:12} {line}")
+        for model in [] if options.train_only else study.learned:
+            study.config(model)  # what is wrong is said before anything is trained
         study.run(options.workers, until)
     except (ConfigError, DataError, ValueError) as error:
         parser.error(str(error))
+    if options.train_only:
+        return
+    study.collect()
     left = [model for model in everything if model not in study.found]
     if left:
         print(f"not finished: {', '.join(left)}: --resume goes on with them")
-    if options.train_only or candidate in left:
+    if candidate in left:
         return
     report(study, candidate, options.out / "results.json", options.device)
 

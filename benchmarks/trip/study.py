@@ -55,30 +55,42 @@ class Study:
     """By model, then by seed; counts have one. Only models that are finished."""
 
     def __post_init__(self) -> None:
-        learned = [model for model in self.models if model not in COUNTS]
-        self.configs = {model: compose(model, self.shared) for model in learned}
-        self.task = task_of(next(iter(self.configs.values())))
+        self.configs: dict[str, Config] = {}
+        self.task = task_of(self.config(self.learned[0]))
         if self.packed is not None:
             unpack(self.packed, self.task)
         self._data: dict[str, Data] = {}
+
+    @property
+    def learned(self) -> list[str]:
+        """The models that are trained."""
+        return [model for model in self.models if model not in COUNTS]
+
+    def config(self, model: str) -> Config:
+        """A model's configuration, composed when it is first asked for."""
+        if model not in self.configs:
+            self.configs[model] = compose(model, self.shared)
+        return self.configs[model]
 
     def run(self, workers: int = 1, until: float = float("inf")) -> None:
         """Train what is not there yet, by several processes; start no model later than at `until`.
 
         `until` is a time of `time.time`.
         """
-        learned = list(self.configs)
         if workers > 1:
             settings = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "found"}
-            jobs = [(model, settings, until) for model in learned if not self._finished(model)]
+            jobs = [(model, settings, until) for model in self.learned]
             with get_context("spawn").Pool(workers) as pool:
                 failed = list(filter(None, pool.imap_unordered(_train_one, jobs)))
             if failed:
                 raise RuntimeError("\n".join(failed))
         else:
-            for model in learned:
+            for model in self.learned:
                 if time.time() < until:
                     self.train(model)
+
+    def collect(self) -> None:
+        """Find the models that are finished, and count."""
         for model in self.models:
             if model in COUNTS:
                 self.found[model] = [self._counts(model)]
@@ -98,7 +110,7 @@ class Study:
         """All at once, as they share what chance decides; or none, if they are all there."""
         if all(self._cell(model, task, *member) is not None for member in members):
             return
-        config, began = self.configs[model], time.monotonic()
+        config, began = self.config(model), time.monotonic()
         trained = train(
             task, config, self.plan, members, self._data_of(task), self.device, self.graphs
         )
@@ -118,13 +130,13 @@ class Study:
     def _rate(self, model: str, task: TripTask) -> float | None:
         """The learning rate that validation chose; None while they are not all tried."""
         if len(self.lrs) < 2:
-            return self.lrs[0] if self.lrs else self.configs[model].optim.lr
+            return self.lrs[0] if self.lrs else self.config(model).optim.lr
         tried = {lr: self._cell(model, task, lr, TUNING_SEED) for lr in self.lrs}
         best = {lr: cell.about["best"] for lr, cell in tried.items() if cell is not None}
         return max(best, key=lambda lr: best[lr]) if len(best) == len(tried) else None
 
     def _cell(self, model: str, task: TripTask, lr: float, seed: int) -> cells.Cell | None:
-        key = cells.key(task, self.configs[model], self.plan, lr, seed)
+        key = cells.key(task, self.config(model), self.plan, lr, seed)
         return cells.read(cells.path(self.folder / "cells", model, key), key)
 
     def _finished(self, model: str) -> list[cells.Cell] | None:
@@ -138,7 +150,7 @@ class Study:
         return there if len(there) == len(found) else None
 
     def _task_of(self, model: str) -> TripTask:
-        task = task_of(self.configs[model])
+        task = task_of(self.config(model))
         task.table, task.parts = self.task.table, self.task.parts
         if task.model_config.item_start == "counts":
             task.item_vectors = self.task.item_vectors
@@ -248,7 +260,6 @@ def _own_study(model: str, settings: dict[str, Any]) -> Study:
     if _study is None:
         torch.set_num_threads(1)
         _study = Study(**{**settings, "models": [model]})
-    _study.configs.setdefault(model, compose(model, _study.shared))
     return _study
 
 

@@ -84,7 +84,7 @@ def test_scores_are_those_of_the_samples_one_by_one(tmp_path):
     config = study.Study(
         ["mean_pooling"], [*SMALL, f"data.folder={tmp_path}"], tmp_path, Plan(), 1, [],
         torch.device("cpu"), 10,
-    ).configs["mean_pooling"]  # fmt: skip
+    ).config("mean_pooling")  # fmt: skip
     cpu = torch.device("cpu")
     [found] = train(task, config, Plan(0.01, 1, 16), [(0.0, 0)], Data.of(task, cpu), cpu)
     model, samples = built(task), task.eval_samples()  # seed 0, not trained
