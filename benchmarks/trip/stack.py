@@ -88,8 +88,8 @@ class Stack:
             elif self.done < WARM_UP:
                 self._aside()
             else:
-                self._record()
-                self.graph.replay()
+                graph = self.graph = self._record()
+                graph.replay()
             self.done += 1
 
     def _aside(self) -> None:
@@ -100,11 +100,12 @@ class Stack:
             self._step()
         torch.cuda.current_stream().wait_stream(stream)
 
-    def _record(self) -> None:
+    def _record(self) -> Any:
         torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
             self._step()
+        return graph
 
     def _step(self) -> None:
         rows_SB = self.order_TSB.index_select(0, self.now)[0].long()
@@ -135,8 +136,10 @@ class Stack:
         """Log-odds of a batch by every member, (S, B), with nothing left out."""
         self.model.eval()
         with sdpa_kernel(SDPBackend.MATH):
-            logits_SB = vmap(lambda p: self.task.logits(partial(self._call, p), batch))(
-                self.parameters
-            )  # type: ignore[arg-type]
+            logits_SB = vmap(self._logits, in_dims=(0, None))(self.parameters, batch)
         self.model.train()
         return logits_SB
+
+    def _logits(self, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
+        call: Any = partial(self._call, parameters)
+        return self.task.logits(call, batch)
