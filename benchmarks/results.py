@@ -70,7 +70,7 @@ def write(
     rows: list[Any],
     summary: dict[str, Any],
 ) -> None:
-    """Write the result file, whole."""
+    """Write the result file: at every moment it is absent, old or whole."""
     result = {
         "name": name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
@@ -82,4 +82,6 @@ def write(
         "summary": summary,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps(result, indent=1) + "\n")
+    beside.replace(path)

@@ -1,6 +1,6 @@
 """What plans promise and what runs take, and what saving in the background costs, on GPUs.
 
-    python -m benchmarks.runs [--gpus N] [--only plans|saving] [--json FILE]
+    python -m benchmarks.runs [--gpus N] [--only plans|large|saving] [--json FILE]
 
 Every case is `python -m trainer` in a process of its own. Planned memory stands beside the most that
 the run's tensors took (the caching allocator's count, and slots of symmetric memory), planned time
@@ -31,7 +31,20 @@ PLANS = {
     ],
     "8B, recomputed": ["+recipe=llama8b_fsdp_tide", "trainer.micro_batch_size=1"],
 }  # fmt: skip
-MICRO_BATCHES = {"1B, recomputed, 4 micro-batches": 4}
+LARGE = {
+    "Qwen3-30B-A3B, 6 layers": [
+        "+recipe=qwen3_30b_a3b_fsdp_tide", "model.num_layers=6", "trainer.micro_batch_size=2",
+    ],
+    "Wan 2.2, 8 layers": [
+        "+recipe=wan22_fsdp_tide", "model.num_layers=8", "trainer.micro_batch_size=1",
+    ],
+}  # fmt: skip
+"""Recipes cut down to few GPUs."""
+MICRO_BATCHES = {
+    "1B, recomputed, 4 micro-batches": 4,
+    "Qwen3-30B-A3B, 6 layers": 2,
+    "Wan 2.2, 8 layers": 2,
+}
 STEPS, EVERY = 120, 60
 """Of a run that saves, and how often it does."""
 
@@ -40,7 +53,7 @@ def main() -> None:
     """Run all cases and print what they said."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
     parser.add_argument("--gpus", type=int, default=torch.cuda.device_count())
-    parser.add_argument("--only", choices=["plans", "saving"])
+    parser.add_argument("--only", choices=["plans", "large", "saving"])
     parser.add_argument("--rounds", type=int, default=2, help="of saving and not saving")
     parser.add_argument("--folder", type=Path, help="where the runs are, and their checkpoints go")
     parser.add_argument("--json", type=Path)
@@ -62,10 +75,11 @@ def main() -> None:
                 summarize(rows),
             )
 
-    if options.only != "saving":
-        for name, words in PLANS.items():
-            keep(plan(name, words, options.gpus))
-    if options.only != "plans":
+    for kind, cases in (("plans", PLANS), ("large", LARGE)):
+        if options.only in (None, kind):
+            for name, words in cases.items():
+                keep(plan(name, words, options.gpus))
+    if options.only in (None, "saving"):
         for number in range(options.rounds):
             for every in (0, EVERY) if number % 2 == 0 else (EVERY, 0):
                 keep(saving(number, every, options.gpus))

@@ -127,17 +127,18 @@ class TripTask:
         """Names agree."""
         return {name: name for name in stored}
 
-    def _clicks(self, targets: Targets) -> Clicks:
+    def clicks(self, targets: Targets) -> Clicks:
+        """Targets with their histories."""
         return Clicks(self.table, targets, self.parts.vocabulary_I, self.model_config.max_history)
 
     def train_samples(self) -> Clicks:
         """Training targets."""
-        return self._clicks(self.parts.train)
+        return self.clicks(self.parts.train)
 
     @cached_property
     def evaluated(self) -> Clicks:
         """Validation targets, then test targets."""
-        return self._clicks(self.parts.validation.followed_by(self.parts.test))
+        return self.clicks(self.parts.validation.followed_by(self.parts.test))
 
     def eval_samples(self) -> Clicks:
         """Validation targets, then test targets, each by time."""

@@ -8,10 +8,10 @@ hand.
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pages import filled
 from benchmarks.repacking.__main__ import gains_table, links_table
 from benchmarks.repacking.workloads import cost_model, planner_of, read_constants, steps_of
 from parallel.repacking.drawing import draw
@@ -206,12 +206,7 @@ def tables() -> dict[str, list[str]]:
 
 def page(text: str) -> str:
     """The page with its tables written anew."""
-    found = tables()
-
-    def fill(match: re.Match[str]) -> str:
-        return f"<!-- {match[1]} -->\n" + "\n".join(found[match[1]]) + "\n<!-- end -->"
-
-    return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", fill, text, flags=re.S)
+    return filled(text, tables())
 
 
 def pictures() -> None:

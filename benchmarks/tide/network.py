@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--pacing", type=int, default=PACING, help="puts to a peer under way")
-    parser.add_argument("--piece", type=int, default=Gather.piece, help="bytes of a put")
+    parser.add_argument("--piece", type=int, default=Gather.piece, help="bytes of a put, at least")
     options = parser.parse_args()
     device = join(options.device)
     size, sizes = dist.get_world_size(), SIZES[device.type]

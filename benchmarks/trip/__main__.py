@@ -9,6 +9,7 @@ of groups of them. What is finished is kept: `--resume` goes on where a study wa
 """
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from benchmarks.results import write
 from benchmarks.trip.grid import COUNTS, models
 from benchmarks.trip.study import Study
-from benchmarks.trip.training import Plan
+from benchmarks.trip.training import DTYPES, Plan
 from benchmarks.trip.verdict import LEVEL, bins, conclusion, sentence, table
 from recipes.ctr.significance import METRICS, Difference, Values, difference, holm
 from recipes.task import DataError
@@ -39,8 +40,22 @@ def main() -> None:
     parser.add_argument("--resamples", type=int, default=2000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=Path, default=Path("runs/trip-study"))
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="that training computes in"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="processes that train, on one device"
+    )
+    parser.add_argument("--packed", type=Path, help="the data, from benchmarks.trip.packed")
+    parser.add_argument(
+        "--no-graphs", action="store_true", help="start every kernel, on a GPU, too"
+    )
+    parser.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS",
+                        help="start no model later; what is finished is compared")  # fmt: skip
+    parser.add_argument("--train-only", action="store_true", help="compare later, by --resume")
     parser.add_argument("--resume", action="store_true", help="keep the finished cells of --out")
     options = parser.parse_intermixed_args()
+    until = time.time() + options.stop_after
     everything = models(options.model)
     candidate = options.candidate or everything[0]
     if candidate not in everything or candidate in COUNTS:
@@ -54,34 +69,50 @@ def main() -> None:
             models=everything,
             shared=options.overrides,
             folder=options.out,
-            plan=Plan(options.epochs, options.evaluations, options.batch_size, options.metric),
+            plan=Plan(
+                options.epochs,
+                options.evaluations,
+                options.batch_size,
+                options.metric,
+                options.dtype,
+            ),
             seeds=options.seeds,
             lrs=options.lr or [],
             device=torch.device(options.device),
             resamples=options.resamples,
+            packed=options.packed,
+            graphs=not options.no_graphs,
         )
         for name, line in study.task.describe().items():
             if name != "model":
                 print(f"{name:12} {line}")
-        study.run()
+        for model in [] if options.train_only else study.learned:
+            study.config(model)  # what is wrong is said before anything is trained
+        study.run(options.workers, until)
     except (ConfigError, DataError, ValueError) as error:
         parser.error(str(error))
+    if options.train_only:
+        return
+    study.collect()
+    left = [model for model in everything if model not in study.found]
+    if left:
+        print(f"not finished: {', '.join(left)}: --resume goes on with them")
+    if candidate in left:
+        return
     report(study, candidate, options.out / "results.json", options.device)
 
 
 def report(study: Study, candidate: str, file: Path, device: str) -> None:
     """Tables, sentences, and the same as JSON."""
-    figures = {model: study.figures(model) for model in study.models}
-    values = {
-        model: {name: study.values(model, name) for name in METRICS} for model in study.models
-    }
+    figures = {model: study.figures(model) for model in study.found}
+    values = {model: {name: study.values(model, name) for name in METRICS} for model in study.found}
     spread = {
         model: float(of["auc"].real_S.std(ddof=1))
         for model, of in values.items()
         if of["auc"] is not None and len(of["auc"].real_S) > 1
     }
     compared = {metric: compare(values, candidate, metric) for metric in METRICS}
-    metric, others = study.plan.metric, [m for m in study.models if m != candidate]
+    metric, others = study.plan.metric, [m for m in study.found if m != candidate]
     users = f"{int(study.users().max()) + 1:,} users in the test part"
     print(
         f"\n{study.seeds} seeds, {users}\n"
@@ -117,7 +148,7 @@ def report(study: Study, candidate: str, file: Path, device: str) -> None:
                 if model in of
             },
         }
-        for model in study.models
+        for model in study.found
     ]
     config = {"overrides": list(study.shared), "plan": vars(study.plan), "seeds": study.seeds,
               "resamples": study.resamples, "data": study.task.describe()["data"],

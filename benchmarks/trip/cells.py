@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,14 @@ class Cell:
     """One training."""
 
     logits_T: Floats
-    """Validation targets, then test targets."""
+    """Of the test targets; in half precision. None where a learning rate was tried."""
     about: dict[str, Any]
-    """Plain data: lr, best, epoch, parameters, losses, seconds."""
+    """Plain data: lr, best, epoch, parameters, losses, seconds, device."""
 
 
 def key(task: TripTask, config: Config, plan: Plan, lr: float, seed: int) -> str:
-    """Everything that a training depends on but the code and the machine."""
-    data = {name: value for name, value in asdict(config.data).items() if name != "cache_dir"}
+    """Everything that a training depends on but the code, the machine, and where files are."""
+    data = {n: v for n, v in asdict(config.data).items() if n not in ("cache_dir", "folder")}
     prints = [clicks.fingerprint() for clicks in (task.train_samples(), task.evaluated)]
     optim = {**asdict(config.optim), "lr": lr}
     return json.dumps(
@@ -42,19 +43,17 @@ def path(folder: Path, model: str, key: str) -> Path:
     return folder / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.safetensors"
 
 
-def write(file: Path, key: str, trained: Trained, lr: float, seconds: float) -> None:
+def write(file: Path, key: str, trained: Trained, about: dict[str, Any]) -> None:
     """Whole or not at all."""
-    about = {
-        "lr": lr,
+    about |= {
         "best": trained.best,
         "epoch": trained.epoch,
         "parameters": trained.parameters,
         "losses": trained.losses,
-        "seconds": seconds,
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".tmp")
-    logits = trained.logits_T.astype(np.float32)
+    temporary = file.with_suffix(f".{os.getpid()}.tmp")
+    logits = trained.logits_T.astype(np.float16)
     save_file({"logits": logits}, temporary, {"key": key, "about": json.dumps(about)})
     temporary.replace(file)
 

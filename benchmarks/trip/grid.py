@@ -3,7 +3,7 @@
 "din"                                      configs/model/din.yaml
 "transformer model.rank=learned"           with a part exchanged
 "popularity", "cosine"                     counts, which nothing trains
-"baselines", "encodings", "parts"          groups of the above
+"baselines", "encodings", "parts", "levers"  groups of the above
 """
 
 from collections.abc import Sequence
@@ -57,6 +57,12 @@ GROUPS = {
         "trip model.summaries=0",
         "trip model.keys=[summaries]",
         "trip model.keys=[items,tokens,summaries]",
+    ],
+    "levers": [
+        "trip model.keys=[items,tokens,summaries] model.mask=learned model.rank_gate=true",
+        "trip model.keys=[items,tokens,summaries] model.mask=bidirectional model.reconstruction=1",
+        "trip model.mask=learned model.reconstruction=1 model.rank_gate=true",
+        "trip model.summaries=0 model.keys=[items,tokens] model.mask=learned",
     ],
 }
 

@@ -24,6 +24,9 @@ from collectives.topology import doubling
 SHARES = (1, 4)
 """Sizes of the portions that are cast and sent one after the other: while the first is on its way, the
 others are cast, which takes a quarter of the time. A portion costs the host a moment."""
+PIECES = 8
+"""Puts of a block between nodes, at most. Several, since what arrives is passed on before the rest has
+come; few, since each, with its signal and its credit, costs host and stream what megabytes take."""
 
 
 @dataclass
@@ -46,7 +49,7 @@ class Gather:
     """How one layer is gathered into its slot; its addresses are worked out once.
 
     `members`, neighbours in the order of their shards, gather among themselves; None: the whole
-    group does. `piece` is the largest put between nodes, `whole` what is not worth portions, in bytes.
+    group does. `piece` is the smallest put between nodes, `whole` what is not worth portions, in bytes.
     With `keep`, shards are cast into memory of their own, which is still there for another gather, and
     may be cast before their turn (`cast`).
     """
@@ -54,7 +57,7 @@ class Gather:
     slot: Slot
     layout: Layout
     rail: Rail | None = None
-    piece: int = 1 << 23
+    piece: int = 1 << 24
     whole: int = 1 << 26
     members: list[int] | None = None
     keep: bool = False
@@ -199,7 +202,7 @@ class Gather:
         topology = self.slot.fabric.topology
         for node in nodes:
             for block in self.layout.blocks(topology.member(node, topology.local)):
-                yield from block.split(self.piece)
+                yield from block.split(max(self.piece, -(-block.nbytes // PIECES)))
 
 
 def _cast(portion: Portion, shards: Sequence[Tensor]) -> None:

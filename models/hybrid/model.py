@@ -151,9 +151,16 @@ class Attention(nn.Module):
         v_TKD = self.v_proj(x_TM).unflatten(1, (self.K, self.D))
         if self.rotary:
             q_THD, k_TKD = rotate(q_THD, *turns), rotate(k_TKD, *turns)
-        seen_TN = rows.attend(q_THD, k_TKD, v_TKD, self.rule).flatten(1)
+        seen_TN = _attend(rows, q_THD, k_TKD, v_TKD, self.rule).flatten(1)
         out_TM: Tensor = self.o_proj(seen_TN * self.gate_proj(x_TM).sigmoid())
         return out_TM
+
+
+@torch.compiler.disable
+def _attend(rows: Rows, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, rule: Rule) -> Tensor:
+    """Never compiled: a block would be compiled again for every mix of lengths, and gradients through
+    compiled calls of gathered attention were wrong (torch 2.11, H200: norms of 1e5 instead of 20)."""
+    return rows.attend(q_THD, k_TKD, v_TKD, rule)
 
 
 def rotations(

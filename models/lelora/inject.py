@@ -87,6 +87,16 @@ def find_targets(model: nn.Module, wanted: Sequence[str], exclude: Sequence[str]
     return [_target(name, found[name]) for name in linear if name in found]
 
 
+def refuse_rank(targets: Sequence[Target], rank: int) -> None:
+    """Raise `ValueError` for a rank that no matrix has; smaller matrices get what they have."""
+    most = max(target.shape.components for target in targets)
+    if rank > most:
+        raise ValueError(
+            f"lelora.rank={rank} is more than the {most} components of the largest matrix: set "
+            f"lelora.rank to {most} or less"
+        )
+
+
 def inject(
     model: nn.Module, targets: Sequence[Target], kind: str, rows: int, fold_rows: int
 ) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from models.lelora.actions import entropy, log_prob
-from models.lelora.policy import Policy
+from models.lelora.policy import Policy, Verdict
 
 ALGOS = ("reinforce", "ppo", "grpo")
 CLIP, EPOCHS, VALUE = 0.2, 4, 0.5
@@ -72,8 +72,12 @@ class Learner:
 
     def _step(self, batch: Sequence[Experience], weight: float, clipped: bool) -> Learnt:
         losses, entropies, values = [], [], []
+        said: dict[int, Verdict] = {}  # a group has seen the same
         for experience in batch:
-            logits, value = self.policy(experience.features_MF, self.allowed_MW)
+            seen = experience.features_MF
+            if id(seen) not in said:
+                said[id(seen)] = self.policy(seen, self.allowed_MW)
+            logits, value = said[id(seen)]
             log_prob_M = log_prob(logits, self.policy.space, experience.actions_M4)
             if clipped:
                 ratio_M = (log_prob_M - experience.log_prob_M).exp()

@@ -73,6 +73,63 @@ class StackedLinear(nn.Module):
         return y_PXM.view(*x_N.shape[:-1], -1)
 
 
+class StackedAdamW:
+    """AdamW without decay, as torch makes it, for parameters whose first axis counts runs.
+
+    Each run has its own learning rate and its own clipping. A run whose gradient is not finite makes no
+    step. Nothing of it waits for the device, so steps can be recorded in a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        lr_P: Tensor,
+        runs: Sequence[slice] | None = None,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        max_norm: float = 1.0,
+    ) -> None:
+        """`runs` says which runs each parameter is of; None: each is of all."""
+        self.parameters, self.lr_P = list(parameters), lr_P
+        self.slices = list(runs or [slice(None)] * len(self.parameters))
+        self.betas, self.eps, self.max_norm = betas, eps, max_norm
+        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
+        self.done = torch.zeros((), dtype=torch.float64, device=lr_P.device)
+        """Steps."""
+        self.skipped_P = torch.zeros_like(lr_P)
+        """Of them, those that a run has not made."""
+
+    @torch.no_grad()
+    def clipped(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Each run's gradients at a norm of at most `max_norm`; zeros where they are not finite."""
+        squares_P = torch.zeros_like(self.lr_P)
+        for g, of in zip(gradients, self.slices, strict=True):
+            squares_P[of] += g.flatten(1).square().sum(1)
+        fine_P = torch.isfinite(squares_P)
+        self.skipped_P += (~fine_P).to(self.skipped_P)
+        clip_P = torch.ones_like(squares_P)
+        if self.max_norm:
+            clip_P = torch.clamp(self.max_norm / (squares_P.sqrt() + 1e-6), max=1.0)
+        return [
+            (g * _along(clip_P[of], g)).masked_fill(_along(~fine_P[of], g), 0.0)
+            for g, of in zip(gradients, self.slices, strict=True)
+        ]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor], share: float | Tensor = 1.0) -> None:
+        """One step; `share` is of the learning rates."""
+        (beta1, beta2), t = self.betas, self.done.add_(1)
+        rate_P = self.lr_P * (share / (1 - beta1**t))
+        for p, g, (mean, square), of in zip(
+            self.parameters, gradients, self.moments, self.slices, strict=True
+        ):
+            mean.lerp_(g, 1 - beta1)
+            square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+            denominator = (square.sqrt() / (1 - beta2**t).sqrt()).add_(self.eps)
+            p.sub_(_along(rate_P[of], p) * mean / denominator)
+
+
 class Population:
     """A model that is all runs of `members` at once, and their AdamW."""
 
@@ -93,7 +150,6 @@ class Population:
         Raises `ValueError` for a head that has something else than linear layers to train.
         """
         self.model, self.runs = model, len(members)
-        self.betas, self.eps, self.max_norm = betas, eps, max_norm
         model.requires_grad_(False)
         device = next(model.parameters()).device
         stacks: list[nn.Module] = []
@@ -106,9 +162,10 @@ class Population:
         for head in heads:
             stacks += self._stack_head(model.get_submodule(head), head)
         self.parameters = [p for stack in stacks for p in stack.parameters() if p.requires_grad]
-        self.lr_P = torch.tensor([member.lr for member in members], device=device)
-        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
-        self.step_number = 0
+        lr_P = torch.tensor([member.lr for member in members], device=device)
+        self.optimizer = StackedAdamW(
+            self.parameters, lr_P, betas=betas, eps=eps, max_norm=max_norm
+        )
 
     def _stack_head(self, head: nn.Module, name: str) -> list[nn.Module]:
         stacks: list[nn.Module] = []
@@ -138,24 +195,7 @@ class Population:
     def step(self, loss: Tensor, share: float = 1.0) -> None:
         """One optimizer step from the *sum* of all runs' losses; `share` is of the learning rates."""
         gradients = torch.autograd.grad(loss, self.parameters)
-        self.step_number += 1
-        with torch.no_grad():
-            squares_P = sum(
-                (g.flatten(1).square().sum(1) for g in gradients), torch.zeros_like(self.lr_P)
-            )
-            clip_P = torch.ones_like(squares_P)
-            if self.max_norm:
-                clip_P = torch.clamp(self.max_norm / (squares_P.sqrt() + 1e-6), max=1.0)
-            self._adam([g * _along(clip_P, g) for g in gradients], share)
-
-    def _adam(self, gradients: Sequence[Tensor], share: float) -> None:
-        """AdamW without decay, as torch makes it, with a learning rate for each run."""
-        (beta1, beta2), t = self.betas, self.step_number
-        for p, g, (mean, square) in zip(self.parameters, gradients, self.moments, strict=True):
-            mean.lerp_(g, 1 - beta1)
-            square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            denominator = (square.sqrt() / (1 - beta2**t) ** 0.5).add_(self.eps)
-            p.sub_(_along(self.lr_P * (share / (1 - beta1**t)), p) * mean / denominator)
+        self.optimizer.step(self.optimizer.clipped(gradients), share)
 
     def by_run(self, values: Tensor) -> Tensor:
         """(P B, ...) as (P, B, ...)."""

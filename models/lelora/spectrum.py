@@ -76,6 +76,10 @@ def _svd(weight_MN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return left.to(weight_MN.dtype), values.to(weight_MN.dtype), right.to(weight_MN.dtype)
 
 
+SVD_RATE = 1e12
+"""Operations a second at which a GPU decomposes: an estimate, from which plans take their time."""
+
+
 def svd_flops(shape: tuple[int, int]) -> float:
     """Floating-point operations of the exact decomposition, about: both sides, Golub and Reinsch."""
     m, n = max(shape), min(shape)
@@ -87,3 +91,13 @@ def svd_nbytes(shape: tuple[int, int]) -> int:
     m, n = shape
     k = min(m, n)
     return 4 * (2 * m * n + m * k + k * n + 3 * k * k)
+
+
+def svd_words(shapes: Sequence[tuple[int, int]]) -> str:
+    """What decompositions of matrices of these shapes take."""
+    work = sum(map(svd_flops, shapes))
+    return (
+        f"exact, once for a base model: {len(shapes)} matrices, {work:.1e} operations over all ranks "
+        f"(about {work / SVD_RATE / 60:,.1f} minutes of one GPU), up to "
+        f"{max(map(svd_nbytes, shapes)) / 2**30:.2f} GiB at a time"
+    )

@@ -5,7 +5,7 @@ G places that a beam may write, g those that it has
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,14 +45,34 @@ def _select(x_BHWGE: Tensor, parents_BW: Tensor) -> Tensor:
     return x_BHWGE.take_along_dim(parents_BW[:, None, :, None, None], dim=2)
 
 
-def rotate(x_BHTE: Tensor, first: int) -> Tensor:
+class Turn(NamedTuple):
+    """What turns keys and queries by their places, computed once for all layers."""
+
+    cos_TE: Tensor
+    sin_TE: Tensor
+    """Of the first half of the numbers with a minus."""
+
+
+def turn_from(first: int, T: int, E: int, like: Tensor) -> Turn:
     """Rotary positions (Su et al. 2021) first, first + 1, ...: only differences count."""
-    T, E = x_BHTE.shape[2:]
-    rates = 10000.0 ** (-torch.arange(0, E, 2, device=x_BHTE.device) / E)
-    angles = torch.arange(first, first + T, device=x_BHTE.device)[:, None] * rates
-    cos, sin = angles.cos().to(x_BHTE.dtype), angles.sin().to(x_BHTE.dtype)
-    left, right = x_BHTE.chunk(2, dim=-1)
-    return torch.cat([left * cos - right * sin, right * cos + left * sin], dim=-1)
+    rates = 10000.0 ** (-torch.arange(0, E, 2, device=like.device) / E)
+    angles = torch.arange(first, first + T, device=like.device)[:, None] * rates
+    cos, sin = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    return Turn(torch.cat([cos, cos], dim=1), torch.cat([-sin, sin], dim=1))
+
+
+def turn_for(x_BTD: Tensor, num_heads: int, cache: Cache | None) -> Turn:
+    """For the places of `x`: from the first on, or the one place that all beams write."""
+    T, E = x_BTD.shape[1], x_BTD.shape[2] // num_heads
+    if cache is None or not cache.prefix:
+        return turn_from(0, T, E, x_BTD)
+    return turn_from(cache.valid_BP.shape[1] + cache.filled, 1, E, x_BTD)
+
+
+def rotate(x_BHTE: Tensor, turn: Turn) -> Tensor:
+    """Each place's numbers, turned."""
+    swapped_BHTE = x_BHTE.roll(x_BHTE.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x_BHTE * turn.cos_TE, swapped_BHTE, turn.sin_TE)
 
 
 def attend_prefix(q_BHPE: Tensor, k_BHPE: Tensor, v_BHPE: Tensor, valid_BP: Tensor) -> Tensor:
@@ -100,17 +120,16 @@ class Layer(nn.Module):
         self.down = nn.Linear(4 * hidden_size, hidden_size, bias=False)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x_BTD: Tensor, cache: Cache | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, turn: Turn, cache: Cache | None) -> Tensor:
         """(B, T, D): training without a cache, the history if the cache lacks it, else W beams."""
         qkv_B3HTE = self.qkv(self.attention_norm(x_BTD)).unflatten(2, (3, self.num_heads, -1))
-        q_BHTE, k_BHTE, v_BHTE = qkv_B3HTE.permute(2, 0, 3, 1, 4)
+        qkv_3BHTE = qkv_B3HTE.permute(2, 0, 3, 1, 4)
+        (q_BHTE, k_BHTE), v_BHTE = rotate(qkv_3BHTE[:2], turn), qkv_3BHTE[2]
         if cache is None:
-            q_BHTE, k_BHTE = rotate(q_BHTE, 0), rotate(k_BHTE, 0)
             seen_BHTE = nn.functional.scaled_dot_product_attention(
                 q_BHTE, k_BHTE, v_BHTE, is_causal=True
             )
         elif len(cache.prefix) == self.number:
-            q_BHTE, k_BHTE = rotate(q_BHTE, 0), rotate(k_BHTE, 0)
             cache.prefix.append((k_BHTE, v_BHTE))
             seen_BHTE = attend_prefix(q_BHTE, k_BHTE, v_BHTE, cache.valid_BP)
         else:
@@ -121,14 +140,10 @@ class Layer(nn.Module):
 
     def _write(self, q_BHWE: Tensor, k_BHWE: Tensor, v_BHWE: Tensor, cache: Cache) -> Tensor:
         """Put keys and values at the next place of each beam, and look back from there."""
-        g, P = cache.filled, cache.valid_BP.shape[1]
+        g = cache.filled
         if len(cache.own) == self.number:
             shape = (*k_BHWE.shape[:3], cache.places, k_BHWE.shape[3])
             cache.own.append((k_BHWE.new_zeros(shape), v_BHWE.new_zeros(shape)))
-        # all beams stand at the same place: the dimension of beams must not turn with them
-        q_BHWE, k_BHWE = (
-            rotate(x.flatten(0, 2)[:, None, None], P + g).view_as(x) for x in (q_BHWE, k_BHWE)
-        )
         keys, values = cache.own[self.number]
         keys[:, :, :, g], values[:, :, :, g] = k_BHWE, v_BHWE
         return attend_cached(

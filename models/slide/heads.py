@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from models.slide.attention import Cache, Layer
+from models.slide.attention import Cache, Layer, turn_for
 from models.slide.config import SlideConfig
 from models.slide.model import BEGIN, offsets
 
@@ -143,8 +143,9 @@ class SlideHeads(nn.Module):
 
     def _layers(self, x_BND: Tensor, cache: Cache | None) -> Tensor:
         x_BND = self.dropout(x_BND)
+        turn = turn_for(x_BND, self.config.num_heads, cache)
         for layer in self.layers:
-            x_BND = layer(x_BND, cache)
+            x_BND = layer(x_BND, turn, cache)
         return x_BND
 
     def _logits(self, x_BND: Tensor, level: int) -> Tensor:

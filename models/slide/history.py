@@ -34,7 +34,6 @@ def read_history(model: Decoder, trie: Trie, items_BH: Tensor, places: int) -> t
     begin_B1 = codes_BP.new_full((len(codes_BP), 1), BEGIN)
     tokens_BP = torch.cat([begin_B1, codes_BP], dim=1)
     # `begin` stands right before the oldest item, so everything moves up where items are missing
-    valid_BP = torch.cat([there_BH.new_ones(len(codes_BP), 1), there_BH.repeat_interleave(L, 1)], 1)
     missing_B = (~there_BH).sum(1) * L
     place_P = torch.arange(tokens_BP.shape[1], device=tokens_BP.device)
     tokens_BP = tokens_BP.masked_fill(place_P <= missing_B[:, None], BEGIN)

@@ -18,7 +18,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
-from models.slide.attention import Cache, Layer
+from models.slide.attention import Cache, Layer, turn_for
 from models.slide.config import SlideConfig
 
 BEGIN = 0
@@ -60,8 +60,9 @@ class Slide(nn.Module):
             x_BTD = x_BTD + slots_BTD * (slots_BT > 0)[..., None]
         x_BTD = self.dropout(x_BTD)
         reads_history = cache is not None and not cache.prefix
+        turn = turn_for(x_BTD, self.config.num_heads, cache)
         for layer in self.layers:
-            x_BTD = layer(x_BTD, cache)
+            x_BTD = layer(x_BTD, turn, cache)
         if cache is None:
             levels = len(self.sizes)
             x_BNLD = self.norm(x_BTD).unflatten(1, (-1, levels))
@@ -89,7 +90,8 @@ def training_inputs(
 
     `lists` has for each user the number of the item at which the list begins; None: there is none.
     """
-    tokens_BT = (codes_BNL + torch.tensor(offsets(sizes), device=codes_BNL.device)).flatten(1)
+    levels = zip(codes_BNL.unbind(2), offsets(sizes), strict=True)  # no copy from the host
+    tokens_BT = torch.stack([codes_BN + begin for codes_BN, begin in levels], dim=2).flatten(1)
     begin_B1 = tokens_BT.new_full((len(tokens_BT), 1), BEGIN)
     tokens_BT = torch.cat([begin_B1, tokens_BT[:, :-1]], dim=1)
     if lists_B is None:

@@ -49,8 +49,13 @@ class Visibility:
 
     @cached_property
     def dense(self) -> Tensor:
-        """(B, 1, N, N), True where a query (row) sees a key (column); made once for all layers."""
-        return self.sees(*self._numbers(1))
+        """(B, 1, N, N), True where a query (row) sees a key (column); made once for all layers.
+
+        What `sees` says, but by comparing rows with columns: nothing of N * N whole numbers is made.
+        """
+        itself_NN = torch.eye(self.order_BN.shape[1], dtype=torch.bool, device=self.order_BN.device)
+        seen_BNN = self.order_BN[:, None] >= self.order_BN[:, :, None]
+        return ((seen_BNN & self.valid_BN[:, None]) | itself_NN)[:, None]
 
     def scores(self, score: Score, H: int) -> Tensor:
         """What `score` adds, of a shape that broadcasts to (B, H, N, N)."""

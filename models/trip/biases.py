@@ -92,11 +92,13 @@ class LearnedMask(nn.Module):
         """The logarithm of the share of the masks that show a key."""
         logs_H3 = self.shares_H3.log_softmax(1)
         own_H = torch.logaddexp(logs_H3[:, 0], logs_H3[:, 1])
-        table_H3 = torch.stack([torch.zeros_like(own_H), own_H, logs_H3[:, 1]], dim=1)
+        table_H2 = torch.stack([own_H, logs_H3[:, 1]], dim=1)
         groups_BN = sees.groups_BN
 
         def score(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            newer = (k > q).long() * (1 + (groups_BN[b, k] < groups_BN[b, q]).long())
-            return table_H3[h, newer]
+            # a choice of two rather than a look-up: gradients of few rows looked up often are slow
+            newer = groups_BN[b, k] < groups_BN[b, q]
+            added = torch.where(newer, table_H2[h, 1], table_H2[h, 0])
+            return torch.where(k > q, added, 0.0)
 
         return score

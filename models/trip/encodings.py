@@ -90,7 +90,8 @@ class SinusoidalRankEncoding(nn.Module):
     def forward(self, N: int, target_BD: Tensor) -> Tensor:
         """(N, D), oldest place first."""
         del target_BD
-        return self.scale * sinusoidal(N, self.hidden_size, self.scale.device).flip(0)
+        waves_ND = sinusoidal(N, self.hidden_size, self.scale.device).flip(0)
+        return self.scale * waves_ND.to(self.scale.dtype)
 
 
 class TargetRelativeTimeEncoding(nn.Module):

@@ -39,9 +39,12 @@ def reconstruction_loss(
     """
     hidden_BM = items_BN.gather(1, masked_BM.clamp(min=0))
     counts_BM = masked_BM >= 0
-    own_B1V = nn.functional.one_hot(targets_B, logits_BMV.shape[-1]).bool()[:, None]
-    excluded_BMV = own_B1V & (hidden_BM != targets_B[:, None])[..., None]
-    logits_BMV = logits_BMV.float().masked_fill(excluded_BMV, float("-inf"))
+    logits_BMV = logits_BMV.float()
+    own_BM1 = targets_B[:, None, None].expand(-1, hidden_BM.shape[1], 1)
+    kept_BM1 = torch.where(
+        (hidden_BM[..., None] == own_BM1), logits_BMV.gather(2, own_BM1), -torch.inf
+    )
+    logits_BMV = logits_BMV.scatter(2, own_BM1, kept_BM1)
     nats_BM = nn.functional.cross_entropy(
         logits_BMV.flatten(0, 1), hidden_BM.flatten(), reduction="none"
     ).view_as(hidden_BM)

@@ -60,6 +60,7 @@ def draw(
     by_time = np.argsort(table.times_E, kind="stable")
     place_E = np.empty_like(by_time)
     place_E[by_time] = np.arange(num_events)
+    by_item = np.argsort(table.items_E, kind="stable")
     drawn_TK = np.full((len(events_T), len(kinds)), -1, dtype=np.int64)
     for column, kind in enumerate(kinds):
         left = np.arange(len(events_T))
@@ -76,10 +77,12 @@ def draw(
                 found = table.items_E[by_time[generator.integers(low, high + 1)]]
                 bad = np.zeros(len(left), bool)
             else:
-                events = _of_someone_near(table, events_T[left], generator)
+                events = _of_someone_near(table, by_item, events_T[left], generator)
                 found = table.items_E[events]
                 bad = np.abs(place_E[events] - place) > reach
-            bad |= ~warm_I[found] | np.isin(users_T[left] * num_items + found, had)
+            pair = users_T[left] * num_items + found
+            known = had[np.searchsorted(had, pair).clip(max=len(had) - 1)] == pair
+            bad |= ~warm_I[found] | known
             drawn_TK[left[~bad], column] = found[~bad]
             left = left[bad]
         if len(left):
@@ -90,10 +93,11 @@ def draw(
     return drawn_TK
 
 
-def _of_someone_near(table: Interactions, events: Ints, generator: np.random.Generator) -> Ints:
+def _of_someone_near(
+    table: Interactions, by_item: Ints, events: Ints, generator: np.random.Generator
+) -> Ints:
     """For each event a step to one of its user's, to another with that item, to one of *its* user's."""
     own = _any_of(table.first_of_user, table.end_of_user, events, generator)
-    by_item = np.argsort(table.items_E, kind="stable")
     sorted_items = table.items_E[by_item]
     low, high = (
         np.searchsorted(sorted_items, table.items_E[own], side) for side in ("left", "right")

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from models.hf_folder import Read, add_weight_arguments
 from models.lelora.adapter import Adapter, factors
-from models.lelora.inject import Target, find_targets, inject, is_linear
+from models.lelora.inject import Target, find_targets, inject, is_linear, refuse_rank
 from models.lelora.peft_folder import merge, write_adapter
-from models.lelora.spectrum import svd_flops, svd_nbytes
+from models.lelora.spectrum import svd_words
 from models.stored_weights import Fetch, Stored
 from parallel.weights import load_safetensors, materialize
 from recipes.lelora import baselines
@@ -20,6 +20,7 @@ from recipes.lelora.activations import give_directions, input_products
 from recipes.lelora.adalora import AdaLora
 from recipes.lelora.candidates import Lessons
 from recipes.lelora.config import OWN, PEFT, STATIC, LeloraConfig
+from recipes.lelora.journal import spectrum_panel
 from recipes.lelora.meta import Part, meta_batches, set_apart
 from recipes.lelora.population import School
 from recipes.lelora.steering import LeloraSteering
@@ -64,6 +65,7 @@ class Adapted:
         if self.has_adapters or self.is_peft:
             self.linear = [name for name, module in model.named_modules() if is_linear(module)]
             self.targets = find_targets(model, config.targets, config.exclude)
+            refuse_rank(self.targets, config.rank)
         if self.has_adapters:
             rows = max(config.widths) if config.method in ("lelora", "random") else config.rank
             with torch.device("meta"):
@@ -172,8 +174,15 @@ class Adapted:
         return self.steering
 
     def panels(self) -> list[dict[str, Any]]:
-        """What was decided so far."""
-        return self.steering.journal.panels() if self.steering is not None else []
+        """What was decided so far, and the spectra."""
+        if self.steering is None:
+            return []
+        spectra = [atoms.values_K for atoms in self.steering.adapters.atoms]
+        return [*self.steering.journal.panels(), spectrum_panel(self.targets, spectra)]
+
+    def figures(self, step: int, steps: int) -> dict[str, Any]:
+        """What the newest decision of the `steps` steps up to `step` was, and what it was worth."""
+        return {} if self.steering is None else self.steering.journal.figures(step - steps, step)
 
     def describe(self) -> dict[str, str]:
         """Method and adapters, for the header."""
@@ -193,11 +202,7 @@ class Adapted:
         shapes = [(t.shape.outputs, t.shape.inputs) for t in self.targets]
         found = {"method": words}
         if shapes:
-            work = sum(map(svd_flops, shapes))
-            found["spectra"] = (
-                f"exact, once for a base model: {len(shapes)} matrices, {work:.1e} operations over all "
-                f"ranks, up to {max(map(svd_nbytes, shapes)) / 2**30:.2f} GiB at a time"
-            )
+            found["spectra"] = svd_words(shapes)
         if self.steering is not None:
             found["adapters"] = self.steering.words()
         return found

@@ -134,24 +134,27 @@ class Brain:
         key = f"{self.seed}/{self.names[matrix]}"
         return order(self.config.window, max(self.allowed), k, key)[:width]
 
-    def _logits(self, features_MF: Tensor, by_chance: bool) -> Logits:
-        if not by_chance:
+    def _logits(self, features_MF: Tensor, generator: torch.Generator | None = None) -> Logits:
+        """The policy's; with a generator: by chance."""
+        if generator is None:
             with torch.no_grad():
                 logits: Logits = self.learner.policy(features_MF, self.learner.allowed_MW).logits
             return logits
         M, W = len(self.shapes), len(self.space.widths)
+        # all widths are as likely, but for so little that equals are not cut down in the model's order
+        width_MW = 1e-3 * torch.rand(M, W, generator=generator)
         hold = torch.tensor(self.config.policy.hold).logit().expand(M)
         starts, scales = (
             torch.zeros(M, W, self.space.starts),
             torch.zeros(M, len(self.space.scales)),
         )
-        return masked(Logits(hold, torch.zeros(M, W), starts, scales), self.learner.allowed_MW)
+        return masked(Logits(hold, width_MW, starts, scales), self.learner.allowed_MW)
 
     def begin(self, features_MF: Tensor) -> Setting:
         """Where a run starts: what a policy that has learnt finds best, else `first`."""
         if self.config.policy.path is None and not self.config.population:
             return self.first
-        logits = self._logits(features_MF, by_chance=False)
+        logits = self._logits(features_MF)
         actions = most_likely(logits)
         wanted = self._wanted(actions, self.first)
         return self._affordable(wanted, logits, self.budget)
@@ -164,15 +167,16 @@ class Brain:
         generator: torch.Generator | None = None,
     ) -> Decision:
         """Sample actions, and cut down what they would change and cost."""
-        logits = self._logits(features_MF, self.config.method == "random")
-        actions = sample(logits, generator or self.generator)
+        generator = generator or self.generator
+        logits = self._logits(features_MF, generator if self.config.method == "random" else None)
+        actions = sample(logits, generator)
         logs_M = log_prob(logits, self.space, actions)
         wanted = self._limited(self._wanted(actions, now), now, logits.hold_M)
         return Decision(actions, logs_M, self._affordable(wanted, logits, budget))
 
     def decide_afresh(self, features_MF: Tensor, generator: torch.Generator) -> Decision:
         """Sample an action for every matrix, none held, for a run that has not begun."""
-        logits = self._logits(features_MF, by_chance=False)
+        logits = self._logits(features_MF, generator if self.config.method == "random" else None)
         actions = sample(logits, generator)
         actions[:, HOLD] = 0
         wanted = self._wanted(actions, self.first)

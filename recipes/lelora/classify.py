@@ -245,6 +245,11 @@ class LeloraClassifyTask:
         """What was decided."""
         return self.adapted.panels()
 
+    def figures(self, step: int, steps: int, seconds: Sequence[float]) -> dict[str, Any]:
+        """See `recipes.task.HasFigures`."""
+        del seconds
+        return self.adapted.figures(step, steps)
+
     def flops(self, batch: Batch) -> float:
         """Matrix products of the layers, without gradients of what is frozen."""
         share = self.adapted.flops_share(self._matmul_parameters)

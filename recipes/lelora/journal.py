@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
+
+from models.lelora.features import QUANTILES
+from models.lelora.inject import Target
 
 SHOWN = 48
 """A heat map has at most so many rows; more matrices are shown by layer and kind, every so many."""
+
+REPORTED = ("reward", "reliability", "entropy", "switched")
 
 
 class Journal:
@@ -37,6 +43,14 @@ class Journal:
         if _rank() == 0:
             with self.path.open("a") as file:
                 file.write(json.dumps(kept) + "\n")
+
+    def figures(self, after: int, step: int) -> dict[str, Any]:
+        """The newest decision after step `after`, up to `step`: for metrics, and so for wandb."""
+        rows = [row for row in self.rows if after < row["step"] <= step]
+        if not rows:
+            return {}
+        wanted = ("widths", "scales", "cost", "budget", *REPORTED)
+        return {f"lelora_{key}": rows[-1][key] for key in wanted if rows[-1].get(key) is not None}
 
     def panels(self) -> list[dict[str, Any]]:
         """Widths and scales over time by matrix, and how deciding went."""
@@ -66,6 +80,19 @@ class Journal:
             if any(series.values()):
                 found.append({"title": title, "kind": "lines", "x": "step", "series": series})
         return found
+
+
+def spectrum_panel(targets: Sequence[Target], spectra: Sequence[Tensor]) -> dict[str, Any]:
+    """Singular values over the largest, by kind of matrix: means over its matrices."""
+    series: dict[str, list[list[float]]] = {}
+    for kind in dict.fromkeys(target.kind for target in targets):
+        of = [s for target, s in zip(targets, spectra, strict=True) if target.kind == kind]
+        series[kind] = [
+            [q, sum(float(s[int(q * (len(s) - 1))] / s[0].clamp(min=1e-30)) for s in of) / len(of)]
+            for q in QUANTILES
+        ]
+    return {"title": "Singular values of the base model, over the largest", "kind": "lines",
+            "x": "place in the spectrum", "series": series}  # fmt: skip
 
 
 def _rank() -> int:

@@ -70,6 +70,25 @@ def teach(
     max_norm: float,
 ) -> list[Round]:
     """Have `brain` learn from `rounds` of `runs` runs of `steps` steps. Collective."""
+
+    def judge(number: int, own: Sequence[Decision]) -> list[float]:
+        return _run(own, brain, targets, directions, school, number * steps, steps, lr, max_norm)
+
+    return teach_by(judge, brain, features_MF, runs=runs, rounds=rounds)
+
+
+def teach_by(
+    judge: Callable[[int, Sequence[Decision]], list[float]],
+    brain: Brain,
+    features_MF: Tensor,
+    *,
+    runs: int,
+    rounds: int,
+) -> list[Round]:
+    """The same, where `judge` gives the loss in the end of each decision's run, in a round. Collective.
+
+    A loss that is not finite counts as twice the worst of the others.
+    """
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     found = []
     for number in range(rounds):
@@ -78,15 +97,14 @@ def teach(
         if rank == 0:
             made = [brain.decide_afresh(features_MF, brain.generator) for _ in range(runs)]
         made = broadcast(made)
-        own = made[rank::ranks]
-        loss_p = _run(own, brain, targets, directions, school, number * steps, steps, lr, max_norm)
+        loss_p = judge(number, made[rank::ranks])
         by_rank = gather_objects(loss_p)
         loss_P = [by_rank[n % ranks][n // ranks] for n in range(runs)]
         worst = max((x for x in loss_P if x == x and x < float("inf")), default=0.0)
         rewards = [-x if x == x and x < float("inf") else -2 * worst for x in loss_P]
         learnt = None
         if rank == 0:
-            credit_M = torch.zeros(len(targets), dtype=torch.float64)
+            credit_M = torch.zeros(len(features_MF), dtype=torch.float64)
             learnt = brain.learn(features_MF, made, rewards, credit_M, number / max(rounds, 1))
         brain.load(broadcast(brain.state()))
         told = torch.tensor(rewards)

@@ -1,7 +1,7 @@
 """Supervised fine-tuning of a causal language model through adapters: task `lelora_sft`."""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -64,6 +64,11 @@ class LeloraSFTTask(SFTTask):
     def panels(self) -> list[dict[str, Any]]:
         """What was decided."""
         return self.adapted.panels()
+
+    def figures(self, step: int, steps: int, seconds: Sequence[float]) -> dict[str, Any]:
+        """See `recipes.task.HasFigures`."""
+        del seconds
+        return self.adapted.figures(step, steps)
 
     def flops(self, batch: Batch) -> float:
         """Without the gradients of what is frozen."""

@@ -24,7 +24,7 @@ from models.slide.trie import Trie, build_trie
 from recipes.interactions.tables import Ints
 from recipes.slide.artefacts import is_done, write_manifest
 from recipes.slide.config import SequencesConfig
-from recipes.slide.counts import Counts
+from recipes.slide.counts import COOCCURRENCE, Counts
 from recipes.slide.data import Data
 from recipes.slide.prefixes import Prefixes
 from recipes.slide.shards import (
@@ -198,13 +198,16 @@ class Search:
 
     @cached_property
     def counts(self) -> Counts:
-        """Co-occurrence, window 3, the last three items."""
-        return Counts(self.data.split, 3, 3)
+        """Co-occurrence."""
+        return Counts(self.data.split, *COOCCURRENCE)
 
     def shard(self, shard: int, stopping: Callable[[], bool]) -> Rows | None:
         """The rows of a shard; None if asked to stop."""
+        return self.rows(self.prefixes.of_shard(shard), stopping)
+
+    def rows(self, rows: Ints, stopping: Callable[[], bool]) -> Rows | None:
+        """These of the prefixes, by group of teachers, with their lists; None if asked to stop."""
         users, targets, copies = self.prefixes.rows
-        rows = self.prefixes.of_shard(shard)
         rows = rows[np.argsort(self.group_of_user[users[rows]], kind="stable")]
         histories = [self.prefixes.history(row) for row in rows.tolist()]
         found = self._lists(users[rows], histories, stopping, own_pairs=False)
@@ -256,7 +259,9 @@ class Search:
     ) -> tuple[Ints, Any]:
         """By score and counts together, which become the score."""
         lasts_RW = pad_left(histories, self.counts.last).numpy()
-        counts_RK = self.counts.after(lasts_RW, items_RK, None if own_pairs else users_R)
+        counts_RK = self.counts.after(
+            lasts_RW, items_RK, None if own_pairs else users_R, self.device
+        )
         scores_RK = (scores_RK + self.config.counts * np.log1p(counts_RK)).astype(np.float32)
         order = np.argsort(-scores_RK, axis=1, kind="stable")
         return np.take_along_axis(items_RK, order, 1), np.take_along_axis(scores_RK, order, 1)

@@ -162,15 +162,8 @@ class GrTrainTask:
     ) -> dict[str, Any]:
         """What `loss` reads: tokens, and the codes that they are to predict."""
         codes_IL = torch.from_numpy(self.data.ids.codes_IL)
-        codes_BNL = codes_IL[items_BN]
-        tokens_BT, slots_BT = training_inputs(codes_BNL, self.data.ids.sizes, lists_B)
-        return {
-            "tokens_BT": tokens_BT,
-            "slots_BT": slots_BT,
-            "codes_BNL": codes_BNL,
-            "weights_BN": weights_BN,
-            "count": float(weights_BN.sum()) * self.data.ids.levels,
-        }
+        batch = sequences(codes_IL, self.data.ids.sizes, items_BN, weights_BN, lists_B)
+        return {**batch, "count": float(weights_BN.sum()) * self.data.ids.levels}
 
     def count(self, batch: Batch) -> Any:
         """Codes that are learnt, by their weight."""
@@ -204,7 +197,7 @@ class GrTrainTask:
         histories_BH, users_B = batch["histories_BH"], batch["users_B"]
         found_BK = self._search(model, self._trie(histories_BH.device), histories_BH).items_BK
         hit_BK = found_BK == batch["targets_B"][:, None]
-        place_B = torch.where(hit_BK.any(1), hit_BK.int().argmax(1), MISSED) + 1
+        place_B = hit_BK.int().argmax(1).masked_fill(~hit_BK.any(1), MISSED) + 1
         places = torch.zeros(len(self.evaluated), dtype=torch.float64, device=users_B.device)
         return {"places": places.index_add(0, users_B, place_B.double())}
 
@@ -262,6 +255,24 @@ class GrTrainTask:
     def survey(self) -> dict[str, str]:
         """What the header says, and how much is learnt."""
         return {**self.describe(), "samples": f"{len(self.train_samples()):,}"}
+
+
+def sequences(
+    codes_IL: Tensor,
+    sizes: Sequence[int],
+    items_BN: Tensor,
+    weights_BN: Tensor,
+    lists_B: Tensor | None,
+) -> dict[str, Tensor]:
+    """What `GrTrainTask.loss` reads: tokens, the codes that they are to predict, and their weights."""
+    codes_BNL = codes_IL[items_BN]
+    tokens_BT, slots_BT = training_inputs(codes_BNL, sizes, lists_B)
+    return {
+        "tokens_BT": tokens_BT,
+        "slots_BT": slots_BT,
+        "codes_BNL": codes_BNL,
+        "weights_BN": weights_BN,
+    }
 
 
 def pad_right(rows: Sequence[tuple[Ints, Any]]) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,12 @@ WARMUP, ROUNDS, SECONDS = 2, 50, 5.0
 
 
 def measure(
-    row: Row, exported: Exported, histories: Sequence[Ints], batch: int, length: int
+    row: Row,
+    asked: Sequence[Exported],
+    histories: Sequence[Ints],
+    batch: int,
+    length: int,
+    seconds: float = SECONDS,
 ) -> dict[str, Any]:
     """Median and 95th percentile of a batch in ms, users per second, and passes of the layers.
 
@@ -26,23 +31,29 @@ def measure(
 
     On a GPU the whole decoding is one CUDA graph, for every kind of row.
     """
-    device = exported.trie.child_NC.device
+    device = asked[0].trie.child_NC.device
     repeated = [histories[n % len(histories)] for n in range(batch)]
-    items_BH = pad_left(repeated, exported.model.config.max_history).to(device)
-    run = captured(decoder(row, exported, length), items_BH, items_BH[:, :0])
+    longest = max(exported.model.config.max_history for exported in asked)
+    items_BH = pad_left(repeated, longest).to(device)
+    run = captured(decoder(row, asked, length), items_BH, items_BH[:, :0])
     times: list[float] = []
-    while len(times) < WARMUP + ROUNDS and sum(times[WARMUP:]) < SECONDS:
+    while len(times) < WARMUP + ROUNDS and sum(times[WARMUP:]) < seconds:
         _wait(device)
         begin = time.perf_counter()
         run(items_BH, items_BH[:, :0])
         _wait(device)
         times.append(time.perf_counter() - begin)
     taken = np.array(times[WARMUP:] or times)
-    one_pass = exported.model.config.codes == "heads"
-    passes = 1 if one_pass else exported.ids.levels  # of the layers, for an item
-    steps, rows = passes, 1 + max(row.beams, length) * (passes - 1)
-    if row.how != "beam":
-        steps = rows = length * passes
+    steps = rows = 0
+    for exported in asked:
+        one_pass = exported.model.config.codes == "heads"
+        passes = 1 if one_pass else exported.ids.levels  # of the layers, for an item
+        if row.how == "beam":
+            steps += passes
+            rows += 1 + max(row.beams, length) * (passes - 1)
+        else:
+            steps += length * passes
+            rows += length * passes
     return {
         "batch": batch,
         "ms": float(np.median(taken) * 1e3),

@@ -7,7 +7,7 @@ may have what the user has met, `new` may not. Removing is part of the search: n
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from recipes.slide.latency import measure
 from recipes.slide.rows import Row, parse_row, recommender, unconstrained
 from recipes.slide.split import HELD_OUT
 from recipes.slide.table import EvalPanels, compare
-from recipes.slide.teachers import check_same_data, load_model
+from recipes.slide.teachers import check_same_data, check_same_ids, load_model
 from recipes.task import DataError
 
 STAGE = "list_eval"
@@ -41,8 +41,9 @@ class ListEvalConfig:
     """The `task` node."""
 
     name: str = STAGE
-    models: dict[str, str] = field(default_factory=dict)
-    """Exported folders by a name of yours."""
+    models: dict[str, Any] = field(default_factory=dict)
+    """Exported folders by a name of yours; for several folders, a list: the mean of their
+    log-probabilities."""
     rows: list[str] = field(default_factory=lambda: ["popularity", "markov", "cooccurrence"])
     """What is compared: these three, and of the models NAME:greedy, NAME:repeat, NAME:beam50 and
     NAME:beam50+counts."""
@@ -89,11 +90,15 @@ class ListEvalTask:
         """Load the models, and compare them with the data; each has IDs of its own."""
         self._models(torch.device("cpu"))
 
-    def _models(self, device: torch.device) -> dict[str, Exported]:
-        found = {}
-        for name, folder in self.config.models.items():
-            found[name] = load_model(folder, f"task.models.{name}", device)
-            check_same_data(found[name], folder, f"task.models.{name}", self.data)
+    def _models(self, device: torch.device) -> dict[str, list[Exported]]:
+        found: dict[str, list[Exported]] = {}
+        for name, folders in self.config.models.items():
+            key = f"task.models.{name}"
+            for folder in [folders] if isinstance(folders, str) else folders:
+                model = load_model(folder, key, device)
+                check_same_data(model, folder, key, self.data)
+                found.setdefault(name, []).append(model)
+                check_same_ids(model, folder, key, found[name][0].ids)
         return found
 
     def describe(self) -> dict[str, str]:
@@ -128,7 +133,7 @@ class ListEvalTask:
                 self._time(result, models)
             broadcast(None)
         if dist.get_rank() == 0:
-            inputs = {**self.data.inputs, **{n: m.fingerprint for n, m in models.items()}}
+            inputs = {**self.data.inputs, **{n: _fingerprint(m) for n, m in models.items()}}
             write_atomically(folder / RESULT, json.dumps(result, indent=1).encode())
             settings = {k: v for k, v in asdict(self.config).items() if k != "models"}
             files = [str(_file(folder, row).relative_to(folder)) for row in self.rows]
@@ -142,13 +147,13 @@ class ListEvalTask:
             if f"{name}@{cut}" in result["rows"][row.text]["raw"]
         }
 
-    def _made_from(self, row: Row, models: Mapping[str, Exported]) -> str:
+    def _made_from(self, row: Row, models: Mapping[str, Sequence[Exported]]) -> str:
         config = self.config
         settings = [row.text, config.part, config.length, config.counts if row.counts else 0]
-        model = models[row.model].fingerprint if row.model else ""
+        model = _fingerprint(models[row.model]) if row.model else ""
         return json.dumps([self.data.inputs, model, settings])
 
-    def _lists(self, row: Row, models: Mapping[str, Exported]) -> dict[str, Ints]:
+    def _lists(self, row: Row, models: Mapping[str, Sequence[Exported]]) -> dict[str, Ints]:
         """Raw and new lists of all users, and what a greedy pass writes without the trie."""
         config, split = self.config, self.data.split
         rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -175,25 +180,29 @@ class ListEvalTask:
             found[name] = whole
         return found
 
-    def _time(self, result: dict[str, Any], models: Mapping[str, Exported]) -> None:
+    def _time(self, result: dict[str, Any], models: Mapping[str, Sequence[Exported]]) -> None:
         """Milliseconds of each model's row, beside its figures."""
         split, targets_X = self.data.split, self.data.split.targets(self.config.part)
         for row in self.rows:
             if row.model is not None and not row.counts:  # counting is on the host
-                exported = models[row.model]
-                longest = exported.model.config.max_history
+                asked = models[row.model]
+                longest = max(exported.model.config.max_history for exported in asked)
                 histories = [
                     split.history(user, int(targets_X[user]))[-longest:]
                     for user in range(min(len(targets_X), max(self.config.latency)))
                 ]
                 result["rows"][row.text]["latency"] = [
-                    measure(row, exported, histories, size, self.config.length)
+                    measure(row, asked, histories, size, self.config.length)
                     for size in self.config.latency
                 ]
 
     def panels(self) -> list[dict[str, Any]]:
         """See `recipes.slide.table`."""
         return self._panels.panels()
+
+
+def _fingerprint(asked: Sequence[Exported]) -> str:
+    return " ".join(exported.fingerprint for exported in asked)
 
 
 def _file(folder: Path, row: Row) -> Path:

@@ -10,7 +10,6 @@ B histories, G lists of each, K items of a list, L levels, C codes
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -75,7 +74,7 @@ def advantages(reward_BG: Tensor) -> Tensor:
     """In standard deviations of the group; 0 where a group's rewards are equal."""
     centered_BG = reward_BG - reward_BG.mean(1, keepdim=True)
     deviation_B1 = reward_BG.std(1, keepdim=True, correction=0)
-    return torch.where(deviation_B1 > EPSILON, centered_BG / (deviation_B1 + EPSILON), 0.0)
+    return (centered_BG / (deviation_B1 + EPSILON)).masked_fill(deviation_B1 <= EPSILON, 0.0)
 
 
 @dataclass
@@ -105,6 +104,7 @@ class ListRlTask(ListDistillTask):
                 "task.teacher is null: set task.teacher to the exported student that it begins with"
             )
         self._seen = Seen()
+        self.begun: dict[torch.device, Exported] = {}
 
     def check(self) -> None:
         """As for a student; and a list must not be longer than there are items to draw."""
@@ -139,8 +139,9 @@ class ListRlTask(ListDistillTask):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Minus advantage times log-probability, plus the distance to the start, summed over lists."""
         config, trie = self.config, self._trie(batch["histories_BH"].device)
-        histories_BH = batch["histories_BH"].repeat_interleave(config.group, 0)
-        lists_BGK = self._draw(model, trie, histories_BH, batch["teachers_BK"])
+        histories_BGH = batch["histories_BH"][:, None].expand(-1, config.group, -1)
+        histories_NH = histories_BGH.flatten(0, 1)
+        lists_BGK = self._draw(model, trie, histories_NH, batch["teachers_BK"])
         reward_BG = rewards(
             lists_BGK, batch["targets_B"], batch["teachers_BK"], config.ndcg, config.overlap
         )
@@ -150,10 +151,10 @@ class ListRlTask(ListDistillTask):
         self._seen.reward += reward_BG.mean(1).sum()
 
         lists_NK = lists_BGK.flatten(0, 1)
-        own_NKL = self._log_probabilities(model, trie, histories_BH, lists_NK)
+        own_NKL = self._log_probabilities(model, trie, histories_NH, lists_NK)
         with torch.no_grad():
             reference = self._reference(lists_NK.device).model
-            begun_NKL = self._log_probabilities(reference, trie, histories_BH, lists_NK)
+            begun_NKL = self._log_probabilities(reference, trie, histories_NH, lists_NK)
         apart_NKL = begun_NKL - own_NKL
         distance_NKL = apart_NKL.exp() - apart_NKL - 1  # unbiased, never negative (Schulman 2020)
         gain_N = advantage_BG.flatten() * own_NKL.sum((1, 2))
@@ -198,19 +199,14 @@ class ListRlTask(ListDistillTask):
             logp_NKC = of_list_NKC.masked_fill(~allowed_NKC, float("-inf")).log_softmax(2)
             code_NK1 = trie.codes_IL[lists_NK.clamp(min=0)][..., level, None]
             chosen_NK = logp_NKC.gather(2, code_NK1).squeeze(2)
-            found.append(torch.where(lists_NK != NOTHING, chosen_NK, 0.0))
+            found.append(chosen_NK.masked_fill(lists_NK == NOTHING, 0.0))
         return torch.stack(found, dim=2)
 
     def _reference(self, device: torch.device) -> Exported:
         """The student as it began, whole on every rank."""
-        if device.type == "cpu":
-            assert self._teacher is not None
-            return self._teacher
-        return self._on_device
-
-    @cached_property
-    def _on_device(self) -> Exported:
-        return load_model(str(self.config.teacher), "task.teacher", torch.device("cuda"))
+        if device not in self.begun:
+            self.begun[device] = load_model(str(self.config.teacher), "task.teacher", device)
+        return self.begun[device]
 
     def summarize(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Recall and NDCG; of this rank's groups since the last time, reward and share of equal ones."""

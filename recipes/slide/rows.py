@@ -5,6 +5,8 @@ NAME:greedy                         a model's list in one greedy pass
 NAME:repeat                         its best item, again and again, without those it had
 NAME:beam50                         beam search with 50 beams
 NAME:beam50+counts                  the same, reordered by co-occurrence counts as well
+
+A name may stand for several models, whose log-probabilities are averaged, as `beam_export` does.
 """
 
 import re
@@ -19,10 +21,10 @@ from models.slide.decode import Lists, beam_search, greedy_list
 from models.slide.folder import Exported
 from models.slide.history import NOTHING, pad_left
 from recipes.interactions.tables import Ints
-from recipes.slide.counts import Counts
+from recipes.slide.counts import COOCCURRENCE, Counts
 from recipes.slide.split import Split
 
-COUNTS = {"popularity": (0, 0), "markov": (1, 1), "cooccurrence": (3, 3)}
+COUNTS = {"popularity": (0, 0), "markov": (1, 1), "cooccurrence": COOCCURRENCE}
 """Window, and how many of the last items vote."""
 MODEL_ROW = re.compile(
     r"(?P<model>[\w-]+):(?P<how>greedy|repeat|beam(?P<beams>[1-9]\d*)(?P<counts>\+counts)?)"
@@ -40,7 +42,7 @@ class Row:
     counts: bool
 
 
-def parse_row(text: str, models: Mapping[str, str]) -> Row:
+def parse_row(text: str, models: Mapping[str, object]) -> Row:
     """Raises `ValueError` for what is no row, or of a model that `models` does not name."""
     if text in COUNTS:
         return Row(text, None, text, 0, False)
@@ -65,7 +67,7 @@ Recommend = Callable[[Sequence[Ints], Sequence[Ints]], Ints]
 
 def recommender(
     row: Row,
-    models: Mapping[str, Exported],
+    models: Mapping[str, Sequence[Exported]],
     split: Split,
     length: int,
     counts_weight: float,
@@ -79,20 +81,21 @@ def recommender(
             return np.stack([counts.top(h, length, r) for h, r in pairs])
 
         return by_counts
-    model = models[row.model].model
+    asked = models[row.model]
+    longest_history = max(exported.model.config.max_history for exported in asked)
+    device = asked[0].trie.child_NC.device
     table = Counts(split, *COUNTS["cooccurrence"]) if row.counts else None
-    decode = decoder(row, models[row.model], length)
+    decode = decoder(row, asked, length)
 
     def by_model(histories: Sequence[Ints], removed: Sequence[Ints]) -> Ints:
-        device = models[str(row.model)].trie.child_NC.device
         longest = max(map(len, removed), default=0)
         found = decode(
-            pad_left(histories, model.config.max_history).to(device),
+            pad_left(histories, longest_history).to(device),
             pad_left(removed, longest).to(device),
         )
         items, scores = found.items_BK.cpu().numpy(), found.scores_BK.float().cpu().numpy()
         if table is not None:
-            items = reordered(items, scores, histories, table, counts_weight)
+            items = reordered(items, scores, histories, table, counts_weight, device)
         out = np.full((len(items), length), NOTHING, dtype=np.int64)
         out[:, : items.shape[1]] = items[:, :length]
         return out
@@ -100,9 +103,10 @@ def recommender(
     return by_model
 
 
-def decoder(row: Row, exported: Exported, length: int) -> Callable[[Tensor, Tensor], Lists]:
-    """How a model's row decodes histories (B, H) without the excluded items (B, U)."""
-    models, trie, beams = [exported.model], exported.trie, max(row.beams, length)
+def decoder(row: Row, asked: Sequence[Exported], length: int) -> Callable[[Tensor, Tensor], Lists]:
+    """How a row's models decode histories (B, H) without the excluded items (B, U)."""
+    models, trie = [exported.model for exported in asked], asked[0].trie
+    beams = max(row.beams, length)
     if row.how == "beam":
         return lambda items_BH, out_BU: beam_search(models, trie, items_BH, beams, out_BU)
     feedback = row.how == "greedy"
@@ -110,18 +114,20 @@ def decoder(row: Row, exported: Exported, length: int) -> Callable[[Tensor, Tens
 
 
 def reordered(
-    items_XK: Ints, scores_XK: np.ndarray, histories: Sequence[Ints], table: Counts, weight: float
-) -> Ints:
+    items_XK: Ints, scores_XK: np.ndarray, histories: Sequence[Ints], table: Counts, weight: float,
+    device: torch.device | str = "cpu",
+) -> Ints:  # fmt: skip
     """By score plus weight * log(1 + count after the last items)."""
     lasts = pad_left(histories, table.last).numpy()
-    total = scores_XK + weight * np.log1p(table.after(lasts, items_XK))
+    total = scores_XK + weight * np.log1p(table.after(lasts, items_XK, device=device))
     return np.take_along_axis(items_XK, np.argsort(-total, axis=1, kind="stable"), axis=1)
 
 
 @torch.no_grad()
-def unconstrained(exported: Exported, histories: Sequence[Ints], length: int) -> Ints:
+def unconstrained(asked: Sequence[Exported], histories: Sequence[Ints], length: int) -> Ints:
     """What a greedy pass writes if any code may follow: NOTHING for what is no item."""
-    trie = exported.trie
-    padded = pad_left(histories, exported.model.config.max_history).to(trie.child_NC.device)
-    found = greedy_list([exported.model], trie, padded, length, padded[:, :0], constrain=False)
+    models, trie = [exported.model for exported in asked], asked[0].trie
+    longest = max(model.config.max_history for model in models)
+    padded = pad_left(histories, longest).to(trie.child_NC.device)
+    found = greedy_list(models, trie, padded, length, padded[:, :0], constrain=False)
     return found.items_BK.cpu().numpy()

@@ -106,7 +106,7 @@ class EvalPanels:
         )
         timed = {name: row["latency"] for name, row in rows.items() if "latency" in row}
         if timed:
-            panels.append(self._latency(timed))
+            panels += [*self._plots(timed), self._latency(timed)]
         return panels
 
     def _table(self, kind: str, about: str) -> dict[str, Any]:
@@ -127,17 +127,37 @@ class EvalPanels:
             ],
         }
 
+    def _found(self, name: str) -> float:
+        return sum(self.result["rows"][name]["raw"]["by_position"])
+
+    def _plots(self, timed: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """For each size of batches: a point for each row."""
+        sizes = sorted({one["batch"] for of_row in timed.values() for one in of_row})
+        return [
+            {
+                "title": f"Recall against latency, batch {size}",
+                "kind": "lines",
+                "about": "Raw lists; to the left and up is better.",
+                "x": "ms",
+                "series": {
+                    name: [[one["ms"], self._found(name)] for one in of_row if one["batch"] == size]
+                    for name, of_row in timed.items()
+                },
+            }
+            for size in sizes
+        ]
+
     def _latency(self, timed: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
         columns = ["batch", "ms", "ms_95", "users_per_second", "steps", "row_steps"]
         return {
-            "title": "Recall against latency",
+            "title": "Latency",
             "kind": "table",
             "about": "Milliseconds of a batch from histories to lists, on one device.",
             "columns": ["row", "recall", *columns],
             "rows": [
                 [
                     name,
-                    sum(self.result["rows"][name]["raw"]["by_position"]),
+                    self._found(name),
                     *(one[c] for c in columns),
                 ]
                 for name, all_of_row in timed.items()

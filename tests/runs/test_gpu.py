@@ -12,6 +12,9 @@ GPUS = torch.cuda.device_count()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS == 0, reason="no GPU")]
 two_gpus = pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 BF16 = ["parallel=fsdp_bf16"]
+HYBRID = ["+recipe=hybrid_1f3s", "model.num_layers=4", "model.expert_size=32",
+          "model.num_heads=4", "model.num_kv_heads=2", "model.head_dim=32", "model.block=8",
+          "model.top_k=2"]  # fmt: skip
 
 
 def losses(run_dir):
@@ -116,11 +119,12 @@ def test_a_killed_rank_ends_the_job_within_seconds(tmp_path):
     assert time.monotonic() - begin < 45
 
 
-def test_compiled_blocks_train_the_same(tmp_path):
+@pytest.mark.parametrize("recipe", [[], HYBRID], ids=["llama", "hybrid"])
+def test_compiled_blocks_train_the_same(recipe, tmp_path):
     for name, extra in (("a", []), ("b", ["parallel.compile=true"])):
         code, output = run(
-            *SMALL, *BF16, *extra, "launch.nproc=1", "trainer.steps=6", f"run.dir={name}",
-            cwd=tmp_path,
+            *SMALL, *BF16, *recipe, *extra, "launch.nproc=1", "trainer.steps=6",
+            f"run.dir={name}", cwd=tmp_path,
         )  # fmt: skip
         assert code == 0, output
     assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), abs=2e-2)
@@ -131,9 +135,7 @@ def test_two_gpus_that_divide_experts_agree_with_two_that_do_not(tmp_path):
     found = []
     for experts in (1, 2):
         code, output = run(
-            "+recipe=hybrid_1f3s", *SMALL, *BF16, "model.num_layers=4", "model.expert_size=32",
-            "model.num_heads=4", "model.num_kv_heads=2", "model.head_dim=32",
-            "parallel.activation_checkpointing=block", "launch.nproc=2",
+            *SMALL, *BF16, *HYBRID, "parallel.activation_checkpointing=block", "launch.nproc=2",
             f"parallel.experts={experts}", "trainer.steps=10", f"run.dir={experts}", cwd=tmp_path,
         )  # fmt: skip
         assert code == 0, output

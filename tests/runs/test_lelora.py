@@ -119,7 +119,13 @@ def test_texts_are_classified_by_every_method(tmp_path, monkeypatch, capsys, met
     monkeypatch.chdir(tmp_path)
     if method == "lelora":
         panels = json.loads((tmp_path / "r" / "panels.json").read_text())
-        assert "Rows that train" in [panel["title"] for panel in panels]
+        titles = [panel["title"] for panel in panels]
+        assert "Rows that train" in titles
+        assert "Singular values of the base model, over the largest" in titles
+        decided = [row for row in metrics(tmp_path / "r", "train") if "lelora_cost" in row]
+        assert [row["step"] for row in decided] == [2, 4, 6]
+        assert all(row["lelora_cost"] <= row["lelora_budget"] for row in decided)
+        assert "lelora_reward" in decided[-1]
         assert export(["r", "adapter"]) == CONFIG
         assert "export with --merge" in capsys.readouterr().err
     assert export(["r", "merged", "--merge", "--dtype", "float32"]) == DONE

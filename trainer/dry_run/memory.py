@@ -99,7 +99,7 @@ def estimate(
     `collectives` must say what is little and whether shards are cast ahead.
     """
     shard = {group.name: _shard_numel(group, shards) for group in groups}
-    trained = sum(shard[g.name] for g in groups if g.trained)
+    trained = sum(_shard_numel(group, shards, trained=True) for group in groups)
     whole = sum(g.trained for g in groups)
     buffers = _buffers(groups, shard, shards, parallel, collectives)
 
@@ -207,13 +207,17 @@ def _slot(group: Group, shards: int, dtype: str) -> int:
     return make_layout(shards, [(c, kind) for c in cuts]).nbytes
 
 
-def _shard_numel(group: Group, shards: int) -> int:
-    """Elements of the largest shard: of the first rank, which rounding favours."""
+def _shard_numel(group: Group, shards: int, trained: bool = False) -> int:
+    """Elements of the largest shard: of the first rank, which rounding favours.
+
+    `trained`: of those only that have gradients.
+    """
+    parameters = [p for p in group.parameters if p.requires_grad or not trained]
     if group.experts > 1:  # along a side that divides
-        return group.numel * group.experts // shards
+        return sum(p.numel() for p in parameters) * group.experts // shards
     return sum(
         math.ceil((p.shape[0] if p.ndim else 1) / shards) * math.prod(p.shape[1:])
-        for p in group.parameters
+        for p in parameters
     )
 
 

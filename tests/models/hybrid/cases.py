@@ -21,8 +21,8 @@ def small_shape(**changes):
 
 
 def small_model(seed=0, dtype=torch.float64, **changes):
-    """With weights far enough from 0 that every part has an effect."""
-    model = Hybrid(small_shape(**changes)).to(dtype)
+    """With weights far enough from 0 that every part has an effect; those of bf16 are rounded fp32."""
+    model = Hybrid(small_shape(**changes)).to(torch.promote_types(dtype, torch.float32))
     torch.manual_seed(seed)
     for module in model.modules():
         init_weights(module, std=0.2)
@@ -32,7 +32,7 @@ def small_model(seed=0, dtype=torch.float64, **changes):
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):
                 buffer += 0.1 * torch.randn_like(buffer)
-    return model
+    return model.to(dtype)
 
 
 def packed(lengths, vocab_size=61, seed=1, device="cpu"):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from models.hybrid.model import rotate, rotations, whole
 from models.hybrid.shape import Shape, pattern
@@ -125,3 +126,22 @@ def test_shapes_that_cannot_be_are_refused(changes, words):
     with pytest.raises(ValueError, match="set ") as error:
         Shape(**changes)
     assert words in str(error.value)
+
+
+def test_a_compiled_block_gives_the_same_and_lengths_compile_it_only_once_more():
+    """Traced, but not turned into other code: what is compiled, and how often, is all that counts here."""
+    plain, compiled = small_model(), small_model()
+    graphs = CompileCounter()
+    for layer in (compiled.model.layers[0], compiled.model.layers[-1]):  # dense, and with experts
+        layer.forward = torch.compile(layer.forward, backend=graphs)
+    counts = []
+    for lengths in [(40, 7), (1, 90, 3), (64,), (30, 30, 30, 5)]:
+        tokens, documents = packed(lengths)
+        outs = [model(tokens, whole(documents)).logits_TV for model in (plain, compiled)]
+        for out in outs:
+            out.square().sum().backward()
+        assert torch.equal(*outs)
+        expected, got = gradients(plain), gradients(compiled)
+        assert all(torch.equal(got[name], expected[name]) for name in expected)
+        counts.append(graphs.frame_count)
+    assert counts[1:] == counts[1:2] * 3  # numbers of rows are no longer compiled in

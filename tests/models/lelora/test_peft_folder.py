@@ -152,6 +152,8 @@ def test_truncation_says_what_it_loses(tmp_path):
     cut = written(adapted, tmp_path / "cut", base, rank=4)
     assert 0 < cut.error < 1
     assert f"truncated: {cut.error:.2e} of the update is lost" in cut.words()
+    wide = written(adapted, tmp_path / "wide", base, rank=32)
+    assert "vLLM needs --max-lora-rank 32" in wide.words()
     lost, total = 0.0, 0.0
     tensors = load_file(tmp_path / "cut" / "adapter_model.safetensors")
     for target in adapted.targets:

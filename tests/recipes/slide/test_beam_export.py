@@ -14,6 +14,7 @@ from models.slide.folder import load_folder
 from models.slide.history import NOTHING, pad_left
 from models.slide.trie import build_trie
 from recipes.slide.config import SequencesConfig
+from recipes.slide.counts import NEAR, NEWEST
 from recipes.slide.gr_train import fold_of
 from recipes.slide.prefixes import Prefixes
 from recipes.slide.shards import read_shards
@@ -208,10 +209,10 @@ def test_counts_reorder_without_what_the_user_gave_away(made, tmp_path):
             items = split.history(other, int(split.train_ends[other])).tolist()
             for a, first in enumerate(items):
                 for apart, second in enumerate(items[a + 1 : a + 4], start=1):
-                    counts[first, second] = counts.get((first, second), 0) + 1 / apart
+                    counts[first, second] = counts.get((first, second), 0) + apart**-NEAR
         votes = list(enumerate(reversed(rows.histories[row].tolist()[-3:]), start=1))
         bonus = [
-            2 * np.log1p(sum(counts.get((h, int(i)), 0) / k for k, h in votes))
+            2 * np.log1p(sum(counts.get((h, int(i)), 0) * k**-NEWEST for k, h in votes))
             for i in rows.items_RK[row]
         ]
         scores = rows.scores_RK[row] - np.array(bonus)

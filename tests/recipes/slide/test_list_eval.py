@@ -155,7 +155,11 @@ def test_panels_are_plain_and_complete(made, whole):
     done(task, whole[0])
     panels = task.panels()
     assert json.loads(json.dumps(panels)) == panels
-    raw, new, curve, times = panels
+    raw, new, curve, plot, times = panels
+    assert plot["title"] == "Recall against latency, batch 2"
+    assert {name: points for name, points in plot["series"].items()} == {
+        row[0]: [[row[times["columns"].index("ms")], row[1]]] for row in times["rows"]
+    }
     assert [row[0] for row in raw["rows"]] == ROWS == [row[0] for row in new["rows"]]
     assert all(len(row) == len(raw["columns"]) for row in raw["rows"])
     assert None not in raw["rows"][0]

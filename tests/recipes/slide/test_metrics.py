@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.slide.history import NOTHING
-from recipes.slide.counts import Counts
+from recipes.slide.counts import NEAR, NEWEST, Counts
 from recipes.slide.metrics import (
     by_stratum,
     exposure,
@@ -105,10 +105,11 @@ def naive_scores(split, history, window, last):
         items = split.history(user, int(split.train_ends[user])).tolist()
         for a, first in enumerate(items):
             for apart, second in enumerate(items[a + 1 : a + 1 + window], start=1):
-                counts[first, second] = counts.get((first, second), 0) + 1 / apart
+                counts[first, second] = counts.get((first, second), 0) + apart**-NEAR
     votes = list(enumerate(list(history)[::-1][:last], start=1))
     return [
-        sum(counts.get((h, i), 0) / k for k, h in votes) for i in range(split.sequences.num_items)
+        sum(counts.get((h, i), 0) * k**-NEWEST for k, h in votes)
+        for i in range(split.sequences.num_items)
     ]
 
 

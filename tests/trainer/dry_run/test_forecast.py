@@ -204,3 +204,13 @@ def test_devices_are_known_by_any_spelling():
         ConfigError, match="launch.device=tpu is not known: set launch.device to one of a10, "
     ):
         chosen_device("tpu")
+
+
+def test_what_does_not_train_has_no_gradients_and_no_moments():
+    frozen, trained = torch.nn.Linear(64, 64, bias=False), torch.nn.Linear(64, 8, bias=False)
+    frozen.requires_grad_(False)
+    groups = [Group("block", [*frozen.parameters(), *trained.parameters()], True)]
+    found = estimate(groups, Probe(moments=[Moment(0, 8 * 64)]), 2, ParallelConfig(), STOCK, 1)
+    assert found.weights == 4 * (64 + 8) * 64 // 2
+    assert found.optimizer == 2 * 4 * 8 * 64 // 2
+    assert found.gradients == 4 * 8 * 64 // 2

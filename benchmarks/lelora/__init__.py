@@ -1,0 +1,1 @@
+"""Adapters against each other on real texts: `python -m benchmarks.lelora`."""

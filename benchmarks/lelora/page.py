@@ -1,0 +1,176 @@
+"""Tables of docs/lelora.md from what was measured: `python -m benchmarks.lelora.page`.
+
+python -m benchmarks.lelora.page                 benchmarks/results/lelora-*.json into docs/lelora.md
+python -m benchmarks.lelora.page FILE...         prints the tables of these results
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lelora.methods import METHODS
+from benchmarks.lelora.verdict import against, interval, sentence, values, within, word
+from recipes.ctr.significance import Values, difference
+
+ROOT = Path(__file__).parent.parent.parent
+PAGE, RESULTS = ROOT / "docs" / "lelora.md", ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- measured -->", "<!-- end of what was measured -->"
+TITLES = {"wordnet": "WordNet glosses", "newsgroups": "20 newsgroups", "reuters": "Reuters-52"}
+PAIRS = (("learned", "frozen"), ("learned", "random"), ("learned", "lora"), ("frozen", "lora"))
+HALVES = ("frozen-half", "learned-half")
+
+
+def by_task(result: Mapping[str, Any]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """Runs by task and method, in the order of `METHODS`."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    order = {method: n for n, method in enumerate(METHODS)}
+    for row in sorted(result["rows"], key=lambda row: order[row["method"]]):
+        found.setdefault(row["task"], {})[row["method"]] = row["runs"]
+    return {task: found[task] for task in TITLES if task in found}
+
+
+def comparison(result: Mapping[str, Any]) -> list[str]:
+    """Lines of Markdown: a table for each task, and what may be said."""
+    config, machine = result["config"], result["machine"]
+    plan = config["plan"]
+    lines = [
+        f"{config['seeds']} paired seeds, {plan['steps']} steps of {plan['batch_size']} texts, rank "
+        f"{config['rank']}, on {machine['device']} (torch {result['versions']['torch']}, "
+        f"{config['dtype'].removeprefix('torch.')} products, `{result['versions']['springtide']}`). "
+        "Accuracy on the test part in per cent; differences from tuned LoRA in points, with 95 % "
+        "intervals over texts and seeds, and words after Holm's correction over a task's methods. "
+        "Milliseconds are a run's share of a step of all its seeds side by side.",
+        "",
+    ]
+    lines += [_checked(check) for check in result["summary"]["checks"]] + [""]
+    for task, runs in by_task(result).items():
+        found = {method: values(of) for method, of in runs.items()}
+        lines += [*_table(task, runs, found, result["summary"]["tasks"][task]), ""]
+        lines += [f"- {line}" for line in _said(found)] + [""]
+    return lines
+
+
+def _table(
+    task: str, runs: Mapping[str, Sequence[Mapping[str, Any]]], found: Mapping[str, Values],
+    summary: Mapping[str, Any],
+) -> list[str]:  # fmt: skip
+    compared = against(found, "lora") if "lora" in found else {}
+    texts = next(iter(runs.values()))[0]["texts"]
+    clock = summary.get("clock", {})
+    lines = [
+        f"**{TITLES[task]}** ({texts:,} test texts)",
+        "",
+        "| method | parameters | learning rate | ms a step | accuracy | sd of seeds | against LoRA | |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for method, of in runs.items():
+        real = found[method].real_S
+        sd = statistics.stdev(real.tolist()) if len(real) > 1 else 0.0
+        told = ["", ""]
+        if method in compared:
+            told = [interval(compared[method][0]), word(*compared[method])]
+        parameters = statistics.mean(run["parameters"] for run in of)
+        took = f"{clock[method]:.3f}" if method in clock else ""
+        rate = f"{of[0]['lr']:.3g}"
+        cells = [method, f"{parameters:,.0f}", rate, took, f"{real.mean():.2f}", f"{sd:.2f}"]
+        lines.append("| " + " | ".join([*cells, *told]) + " |")
+    whole = sum(seconds for _, seconds in summary["seconds"].values())
+    lines += ["", f"All of this, with tuning and teaching: {whole:.0f} s."]
+    return lines
+
+
+def _checked(check: Mapping[str, Any]) -> str:
+    both = f"{check['accuracy_32']:.2f} against {check['accuracy']:.2f} %"
+    return (
+        f"With products in TF32, {check['runs']} of the runs: {both} (largest difference of one run "
+        f"{check['largest']:.2f}); a recorded step and the same step by step differ by "
+        f"{check['graph']:.1e}."
+    )
+
+
+def _said(found: Mapping[str, Values]) -> list[str]:
+    lines = []
+    for one, other in PAIRS:
+        if one in found and other in found:
+            of = difference(found[one], found[other])
+            lines.append(sentence(one, other, of, of.p, "uncorrected"))
+    for half in HALVES:
+        if half in found and "lora" in found:
+            of = difference(found[half], found["lora"])
+            lines.append(f"{half} against LoRA: {interval(of)} points; {within(of)}")
+    if {"full", "lora", "learned"} <= found.keys():
+        full, lora, learned = (float(found[m].real_S.mean()) for m in ("full", "lora", "learned"))
+        if full > lora:
+            share = 100 * (learned - lora) / (full - lora)
+            lines.append(
+                f"full fine-tuning is {full - lora:.2f} points above LoRA; learned closes "
+                f"{share:.0f} % of it"
+            )
+    return lines
+
+
+def speed(result: Mapping[str, Any]) -> list[str]:
+    """Lines of Markdown: steps of the recipe, and decompositions."""
+    lines = [
+        f"On {result['machine']['device']}:",
+        "",
+        "| method | ms a step | against LoRA |",
+        "|---|---|---|",
+    ]
+    steps: dict[str, list[float]] = {}
+    for row in result["rows"]:
+        if row["kind"] == "step":
+            steps.setdefault(row["method"], []).append(row["milliseconds"])
+    lora = statistics.mean(steps.get("lora", [float("nan")]))
+    for method, each in steps.items():
+        mean = statistics.mean(each)
+        lines.append(f"| {method} | {mean:.2f} | {mean / lora:.2f} |")
+    svd = [row for row in result["rows"] if row["kind"] == "svd"]
+    if svd:
+        lines += ["", "| matrix | seconds, exact | of an 8B model |", "|---|---|---|"]
+        for row in svd:
+            m, n = row["shape"]
+            lines.append(f"| {m} x {n} | {row['seconds']:.2f} | {row['count']} |")
+        total = sum(row["seconds"] * row["count"] for row in svd)
+        lines += ["", f"All of them: {total / 60:.1f} minutes on one GPU; ranks share them out."]
+    return [*lines, ""]
+
+
+def tables(results: Sequence[Mapping[str, Any]]) -> str:
+    """Everything about these results."""
+    if not results:
+        return "Nothing has been measured yet.\n"
+    lines: list[str] = []
+    for result in results:
+        lines += comparison(result) if result["name"] == "lelora" else speed(result)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def filled(page: str, found: str) -> str:
+    """A page with `found` between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return f"{before}{BEGIN}\n{found}{END}{after}"
+
+
+def committed() -> list[Mapping[str, Any]]:
+    """What is in this repository."""
+    return [json.loads(file.read_text()) for file in sorted(RESULTS.glob("lelora*.json"))]
+
+
+def main() -> None:
+    """Print, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
+    parser.add_argument("files", nargs="*", type=Path)
+    options = parser.parse_args()
+    if options.files:
+        print(tables([json.loads(file.read_text()) for file in options.files]))
+        return
+    PAGE.write_text(filled(PAGE.read_text(), tables(committed())))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Runs of any methods and learning rates, trained side by side on one device.
+
+    P runs, B texts of a batch, X texts, D hidden, C labels
+
+Every run has its own matrices, classifier, order of texts, clipping and AdamW, and is what it would be
+alone. Products are in 16 bits on a GPU (what trains is not): gradients are made 4096 times larger for
+the way back. A step is recorded once as a CUDA graph and then replayed, since the host would be slower.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.lelora.data import Data, Part
+from benchmarks.lelora.encoder import Base, encode
+from models.lelora.population import StackedAdamW
+from models.lelora.stacked import Form, Whole
+
+LOSS_SCALE = 4096.0
+WARMUP = 0.1
+"""Share of the steps in which learning rates rise; then they fall to 0."""
+CHUNK = 100
+"""Texts that are scored at a time, by all runs."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How every run is trained."""
+
+    steps: int = 500
+    batch_size: int = 32
+    max_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training, whatever its method: what its seed and learning rate are."""
+
+    seed: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of one part, by run."""
+
+    loss_P: Tensor
+    correct_PX: Tensor
+    """Booleans."""
+
+
+def first_classifier(seed: int, labels: int, width: int) -> Tensor:
+    """(C, D), as the recipe's: normal with a deviation of 0.02."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(labels, width, generator=generator) * 0.02
+
+
+def orders(seeds: Sequence[int], texts: int, plan: Plan) -> Tensor:
+    """Rows of the training part, (steps, P, B): every text once in each epoch, by the seed."""
+    needed = plan.steps * plan.batch_size
+    of_seed = {}
+    for seed in set(seeds):
+        generator = torch.Generator().manual_seed(seed)
+        epochs = [torch.randperm(texts, generator=generator) for _ in range(-(-needed // texts))]
+        of_seed[seed] = torch.cat(epochs)[:needed].view(plan.steps, plan.batch_size)
+    return torch.stack([of_seed[seed] for seed in seeds], 1)
+
+
+class Together:
+    """All runs; `forms` are of consecutive runs. Where a form is `Whole`, all of them must be."""
+
+    def __init__(
+        self, base: Base, data: Data, plan: Plan, forms: Sequence[Form], runs: Sequence[Run],
+        dtype: torch.dtype, rows_SPB: Tensor | None = None,
+    ) -> None:  # fmt: skip
+        self.base, self.data, self.plan, self.forms, self.dtype = base, data, plan, forms, dtype
+        P, width = len(runs), base.matrices[0].shape[-1]
+        assert sum(form.runs for form in forms) == P
+        self.device = base.matrices[0].device
+        self.everything = any(isinstance(form, Whole) for form in forms)
+        assert not self.everything or all(isinstance(form, Whole) for form in forms)
+        self.rest = {
+            n: t.expand(P, *t.shape).clone().requires_grad_() if self.everything else t.to(dtype)
+            for n, t in base.rest.items()
+        }
+        heads = [first_classifier(run.seed, data.labels, width) for run in runs]
+        self.head_PCD = torch.stack(heads).to(self.device).requires_grad_()
+        self.bias_PC = torch.zeros(P, data.labels, device=self.device, requires_grad=True)
+        own = list(self.rest.values()) if self.everything else []
+        self.parameters = [p for form in forms for p in form.parameters]
+        slices: list[slice] = []
+        begin = 0
+        for form in forms:
+            slices += [slice(begin, begin + form.runs)] * len(form.parameters)
+            begin += form.runs
+        more = [self.head_PCD, self.bias_PC, *own]
+        self.parameters += more
+        lr_P = torch.tensor([run.lr for run in runs], device=self.device)
+        self.optimizer = StackedAdamW(
+            self.parameters, lr_P, slices + [slice(None)] * len(more), max_norm=plan.max_norm
+        )
+        if rows_SPB is None:
+            rows_SPB = orders([run.seed for run in runs], len(data.train), plan)
+        self.rows_SPB = rows_SPB.to(self.device)
+        steps = torch.arange(plan.steps, dtype=torch.float64)
+        warm = torch.clamp((steps + 1) / max(WARMUP * plan.steps, 1), max=1.0)
+        self.share_S = (warm * (1 - steps / plan.steps)).to(self.device)
+        self.at = torch.zeros((), dtype=torch.long, device=self.device)
+        self.scale = LOSS_SCALE if dtype == torch.float16 else 1.0
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def matrices(self) -> list[Tensor]:
+        """Whole weights of all runs, group by group."""
+        every = [form.weights(self.dtype) for form in self.forms]
+        return [torch.cat(of) if len(of) > 1 else of[0] for of in zip(*every, strict=True)]
+
+    def _rest(self) -> dict[str, Tensor]:
+        words = "embeddings.word_embeddings.weight"
+        return {n: t if n == words else t.to(self.dtype) for n, t in self.rest.items()}
+
+    def logits(
+        self, matrices: list[Tensor], rest: dict[str, Tensor], texts: tuple[Tensor, ...]
+    ) -> Tensor:
+        """(P, B, C) in fp32."""
+        pooled_PBD = encode(self.base, rest, matrices, texts[0], texts[1]).float()
+        return torch.baddbmm(self.bias_PC[:, None], pooled_PBD, self.head_PCD.transpose(1, 2))
+
+    def step(self) -> None:
+        """One optimizer step of all runs."""
+        rows_PB = self.rows_SPB.index_select(0, self.at[None])[0]
+        texts = self.data.train[rows_PB]
+        logits_PBC = self.logits(self.matrices(), self._rest(), texts)
+        losses = nn.functional.cross_entropy(
+            logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="sum"
+        )
+        loss = losses * (self.scale / rows_PB.shape[1])
+        found = torch.autograd.grad(loss, self.parameters)
+        gradients = self._by_form([g / self.scale for g in found], "masked")
+        gradients = self._by_form(self.optimizer.clipped(gradients), "before_step")
+        self.optimizer.step(gradients, self.share_S.index_select(0, self.at[None])[0])
+        self._by_form(gradients, "after_step")
+        self.at += 1
+
+    def _by_form(self, gradients: list[Tensor], what: str) -> list[Tensor]:
+        found: list[Tensor] = []
+        begin = 0
+        for form in self.forms:
+            own = gradients[begin : begin + len(form.parameters)]
+            found += getattr(form, what)(own) or own
+            begin += len(own)
+        return found + gradients[begin:]
+
+    def train(self) -> float:
+        """All steps; returns seconds, those of recording the graph left out."""
+        if self.device.type == "cuda":
+            self._record()
+        begin = time.monotonic()
+        for _ in range(self.plan.steps):
+            self.graph.replay() if self.graph is not None else self.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.monotonic() - begin
+
+    def _state(self) -> list[Tensor]:
+        moments = [x for pair in self.optimizer.moments for x in pair]
+        allocated = [x for f in self.forms for x in vars(f).values() if isinstance(x, Tensor)]
+        allocated += [
+            x for f in self.forms for name in ("importance", "change") for x in getattr(f, name, [])
+        ]
+        counts = [self.optimizer.done, self.optimizer.skipped_P, self.at]
+        return [*self.parameters, *moments, *allocated, *counts]
+
+    def _record(self) -> None:
+        """The step as a graph; what trying it out has changed is put back."""
+        kept = [x.detach().clone() for x in self._state()]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self.step()
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self.step()
+            self.graph = graph
+        except RuntimeError as error:  # slower, and the same
+            print(f"a step could not be recorded, so the host makes each: {error}", file=sys.stderr)
+        with torch.no_grad():
+            for x, value in zip(self._state(), kept, strict=True):
+                x.copy_(value)
+
+    @torch.no_grad()
+    def score(self, part: Part) -> Scores:
+        """Loss and what is right, of every run."""
+        matrices, rest, P = self.matrices(), self._rest(), len(self.head_PCD)
+        loss_P, correct = torch.zeros(P, device=self.device), []
+        for rows in torch.arange(len(part), device=self.device).split(CHUNK):
+            texts = part[rows.expand(P, len(rows))]
+            logits_PBC = self.logits(matrices, rest, texts)
+            of = nn.functional.cross_entropy(
+                logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="none"
+            )
+            loss_P += of.view(P, -1).sum(1)
+            correct.append(logits_PBC.argmax(-1) == texts[2])
+        return Scores((loss_P / len(part)).cpu(), torch.cat(correct, 1).cpu())

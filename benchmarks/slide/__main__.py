@@ -1,0 +1,135 @@
+"""SLIDE's comparisons: teachers, students, direct lists and counts on public sets, with seeds.
+
+    python -m benchmarks.slide prepare --folder FOLDER --sids FOLDER --set sets/beauty.npz
+    python -m benchmarks.slide weights --set sets/beauty.npz --set sets/toys.npz --out runs/slide
+    python -m benchmarks.slide counts --set sets/beauty.npz --out runs/slide
+    python -m benchmarks.slide study --set sets/beauty.npz --seed 0 --out runs/slide --resume
+    python -m benchmarks.slide latency --set sets/beauty.npz --out runs/slide
+    python -m benchmarks.slide.page runs/slide
+
+`prepare` packs a folder with sequences.txt and the folder that `+recipe=sid_build` made of it.
+`weights` chooses the weights of the co-occurrence table on validation, `counts` has the rows that need
+no training, `study` trains and compares everything for one set and one seed, `latency` measures
+decoding. Each writes JSON files into `--out`, one for each set and seed: `--resume` passes over those
+that are whole, so results grow over several runs.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import results
+from benchmarks.slide.counting import choose
+from benchmarks.slide.latency import latencies
+from benchmarks.slide.plan import PLANS
+from benchmarks.slide.scored import flags, scored
+from benchmarks.slide.sets import Prepared, prepare
+from benchmarks.slide.study import Study
+from models.slide.history import NOTHING
+from recipes.slide.rows import COUNTS, parse_row, recommender
+
+
+def main() -> None:
+    """Parse, and do one of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("what", choices=("prepare", "weights", "counts", "study", "latency"))
+    parser.add_argument("--set", type=Path, action="append", required=True, help="a packed set")
+    parser.add_argument("--folder", help="prepare: with sequences.txt")
+    parser.add_argument("--sids", help="prepare: of sid_build")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--plan", choices=PLANS, default="full")
+    parser.add_argument("--out", type=Path, default=Path("runs/slide-study"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs in training")
+    parser.add_argument("--resume", action="store_true", help="pass over files that are whole")
+    options = parser.parse_args()
+    if options.what == "prepare":
+        if options.folder is None or options.sids is None:
+            parser.error("prepare needs --folder and --sids")
+        prepare(options.folder, options.sids, options.set[0])
+    elif options.what == "weights":
+        found = choose({file.stem: Prepared.of(file).split for file in options.set})
+        summary = {k: v for k, v in found.items() if k != "tried"}
+        file = options.out / "slide-weights.json"
+        results.write(file, "slide", "cpu", {}, found["tried"], summary)
+        print(f"pairs {found['pairs']}, votes {found['votes']}; everything is in {file}")
+    else:
+        for path in options.set:
+            of_set(options, path)
+
+
+def of_set(options: argparse.Namespace, path: Path) -> None:
+    """One file for one set."""
+    names = {"counts": f"slide-{path.stem}-counts", "study": f"slide-{path.stem}-{options.seed}",
+             "latency": "slide-latency"}  # fmt: skip
+    file = options.out / f"{names[options.what]}.json"
+    if file.exists() and options.resume and json.loads(file.read_text())["summary"]["whole"]:
+        print(f"{file} is whole")
+        return
+    data = Prepared.of(path)
+    strata = {name: flags(rows) for name, rows in data.split.strata("test").items()}
+    config: dict[str, Any] = {"set": path.stem, "data": data.describe()["data"],
+                              "users": data.sequences.num_users}  # fmt: skip
+    if options.what == "counts":
+        rows = counted(data)
+        results.write(file, "slide", "cpu", config, rows, {"whole": True, "strata": strata})
+    elif options.what == "latency":
+        measured: list[Any] = []
+        for row in latencies(data, torch.device(options.device), options.plan == "tiny"):
+            measured.append(row)
+            results.write(file, "slide", options.device, config, measured, {"whole": False})
+        results.write(file, "slide", options.device, config, measured, {"whole": True})
+    else:
+        plan = PLANS[options.plan]
+        device = torch.zeros(0, device=options.device).device  # with its number, as tensors say it
+        study = Study(data, plan, options.seed, device, not options.eager, say=said)
+        config |= {"seed": options.seed, "plan": plan_of(options.plan)}
+        last = None
+        for stage in study.run():
+            last = stage
+            summary = {"whole": False, "stage": stage, "trainings": study.trainings,
+                       "seconds": study.seconds, "about": study.judging.about}  # fmt: skip
+            results.write(file, "slide", options.device, config, study.judging.rows, summary)
+        assert last is not None
+        results.write(
+            file, "slide", options.device, config, study.judging.rows, {**summary, "whole": True}
+        )
+    print(f"everything is in {file}")
+
+
+def said(line: str) -> None:
+    """At once, for those who watch."""
+    print(line, flush=True)
+    sys.stdout.flush()
+
+
+def plan_of(name: str) -> dict[str, Any]:
+    """As plain data."""
+    from dataclasses import asdict
+
+    return {"name": name, **asdict(PLANS[name])}
+
+
+def counted(data: Prepared) -> list[Any]:
+    """The rows that need no training."""
+    split = data.split
+    histories = [split.history(x, int(e)) for x, e in enumerate(split.targets("test"))]
+    rows = []
+    for text in COUNTS:
+        recommend = recommender(parse_row(text, {}), {}, split, 10, 0.0)
+        lists = {
+            "raw": recommend(histories, [h[:0] for h in histories]),
+            "new": recommend(histories, histories),
+        }
+        assert all((x != NOTHING).all() for x in lists.values())
+        rows.append(scored(text, lists, split, "test"))
+        print(text, rows[-1]["figures"]["new"])
+    return rows
+
+
+if __name__ == "__main__":
+    main()

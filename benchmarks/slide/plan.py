@@ -1,0 +1,100 @@
+"""What a study trains and how long: sizes, steps and the levers, the same for all seeds of a set."""
+
+from dataclasses import dataclass, field, replace
+
+from models.slide.config import SlideConfig
+from trainer.optim import OptimConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """See the fields."""
+
+    sizes: dict[str, tuple[int, int, int]] = field(
+        default_factory=lambda: {"s": (256, 4, 4), "m": (256, 8, 4)}
+    )
+    """Hidden size, layers, heads."""
+    teachers: dict[str, tuple[str, str, int]] = field(
+        default_factory=lambda: {
+            "s": ("s", "steps", 0),
+            "h": ("s", "heads", 0),
+            "s2": ("s", "steps", 100),
+            "h2": ("s", "heads", 100),
+            "m": ("m", "heads", 0),
+            "sasrec": ("s", "items", 0),
+        }
+    )
+    """Size, kind of codes, and what is added to the seed. Students begin with `s` or `h`; of those with
+    steps, those with heads, and all of both, the ensemble is what is best on validation. Of the kind
+    `items` each item is a code of its own: SASRec with full cross-entropy, only compared with."""
+    students: tuple[str, ...] = ("heads", "steps", "direct_heads", "direct_steps", "weak_heads")
+    """`heads` and `steps` learn the ensemble's lists with counts; `weak_` those of the model that they
+    begin with; `direct_` what users went on to meet; `shuffled_` the ensemble's in a random order,
+    `plain_` without copies, `log_` with less weight on later places."""
+    teacher_epochs: float = 60
+    teacher_batch: int = 256
+    student_epochs: float = 20
+    """Over the training prefixes; copies are extra rows, not extra steps."""
+    student_batch: int = 512
+    teacher_optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(lr=1e-3, warmup=100, schedule="cosine", final=0.0)
+    )
+    student_optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(lr=5e-4, warmup=100, schedule="cosine", final=0.0)
+    )
+    rl_optim: OptimConfig = field(
+        default_factory=lambda: OptimConfig(lr=1e-5, warmup=20, schedule="constant")
+    )
+    rl_steps: int = 300
+    rl_batch: int = 64
+    teacher_dropout: float = 0.3
+    student_dropout: float = 0.15
+    max_history: int = 20
+    beams: int = 50
+    length: int = 10
+    copies: int = 1
+    """Of each history, with items left out (`beam_export`)."""
+    newest: int | None = None
+    """Of each user, so many prefixes at most."""
+    alphas: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    """Weights of the counts; the best one on validation."""
+    evaluations: int = 10
+    patience: float = 0.3
+    """No evaluation in this share of the steps at first."""
+    eval_users: int = 6144
+    """Of validation, on which the best checkpoint is chosen."""
+    batch: int = 2048
+    """Users that are decoded together."""
+
+    def model(
+        self, size: str, codes: str, list_length: int = 0, dropout: float = 0.3
+    ) -> SlideConfig:
+        """One of the models."""
+        hidden, layers, heads = self.sizes[size]
+        return SlideConfig(
+            hidden_size=hidden, num_layers=layers, num_heads=heads, dropout=dropout,
+            max_history=self.max_history, codes="steps" if codes == "items" else codes,
+            list_length=list_length,
+        )  # fmt: skip
+
+
+TINY = Plan(
+    sizes={"s": (16, 1, 2), "m": (16, 2, 2)}, teacher_epochs=2, teacher_batch=16, student_epochs=1,
+    student_batch=64, rl_steps=2, rl_batch=4, max_history=6, beams=12, evaluations=2, patience=0.0,
+    eval_users=40, batch=64,
+    students=("heads", "steps", "direct_heads", "weak_heads", "shuffled_heads", "plain_heads"),
+)  # fmt: skip
+"""For tests, and to see whether a machine is ready."""
+FAST = ("heads", "direct_heads", "weak_heads")
+PLANS = {
+    "full": Plan(),
+    "fast": replace(Plan(), students=FAST),
+    "many": replace(Plan(), students=FAST, newest=12, teacher_epochs=40, student_epochs=12),
+    "long": replace(Plan(), students=FAST, newest=20, teacher_epochs=10, student_epochs=12),
+    "levers": replace(
+        Plan(), students=("heads", "plain_heads", "log_heads", "shuffled_heads"), rl_steps=0
+    ),
+    "tiny": TINY,
+}
+"""`fast`: without students of the slower kind; `many`, `long`: for many users, for long histories;
+`levers`: what a student's lists are like."""

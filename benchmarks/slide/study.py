@@ -1,0 +1,262 @@
+"""The chain for one set and one seed, in memory: teachers, lists, students, and how they compare.
+
+What is trained, searched, decoded and compared is the recipe's own code; only the loop is not, for
+here many small models train at once (`benchmarks.slide.fleet`).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.slide import columns
+from benchmarks.slide.fleet import Evaluate, Member, Running, Schedule, Trained, train
+from benchmarks.slide.judging import Judging
+from benchmarks.slide.plan import Plan
+from models.slide.folder import Exported
+from models.slide.graphs import recorded
+from models.slide.ids import make_ids
+from recipes.slide.beam_export import BeamExportConfig, Search
+from recipes.slide.data import Data
+from recipes.slide.gr_train import GrTrainConfig, GrTrainTask
+from recipes.slide.list_distill import ListDistillConfig, ListDistillTask
+from recipes.slide.list_rl import ListRlConfig, ListRlTask
+from recipes.slide.shards import Rows
+from recipes.slide.teachers import Teachers
+
+IN_MEMORY = "in memory"
+
+
+@dataclass
+class Study:
+    """One set, one seed."""
+
+    data: Data
+    plan: Plan
+    seed: int
+    device: torch.device
+    graphs: bool
+    dtype: torch.dtype = torch.bfloat16
+    """What models compute in; their weights are kept in fp32."""
+    say: Callable[[str], None] = print
+    trainings: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    trained: dict[str, Trained] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.judging = Judging(self.data, self.plan, self.device, self.say)
+
+    def run(self) -> Iterator[str]:
+        """The stages in order; what is found so far is whole after each."""
+        for stage in (self.teachers, self.searches, self.lists, self.students, self.decoding,
+                      self.reinforcement):  # fmt: skip
+            began = time.monotonic()
+            stage()
+            self.seconds[stage.__name__] = time.monotonic() - began
+            self.say(f"{stage.__name__}: {self.seconds[stage.__name__]:.1f} s")
+            yield stage.__name__
+
+    def teachers(self) -> None:
+        """All of them at once."""
+        plan, members = self.plan, []
+        for name, (size, codes, shift) in plan.teachers.items():
+            task = GrTrainTask(
+                task=GrTrainConfig(sids=IN_MEMORY, beams=max(10, min(20, plan.beams))),
+                model=plan.model(size, codes, dropout=plan.teacher_dropout),
+                data=self.data.config,
+                seed=0,
+            )
+            task.data = of_items(self.data) if codes == "items" else self.data
+            found, lengths = columns.of_windows(task, self.device)
+            batches = columns.batches_of(task, self.device)
+            members.append(
+                Member(name, task, plan.teacher_optim, self.seed + shift, found, lengths, batches)
+            )
+        self._train(members, plan.teacher_epochs, plan.teacher_batch)
+
+    def searches(self) -> None:
+        """Beam search of each teacher and of all, with counts, whose weight validation chooses."""
+        for text in ("s:beam10", "s:beam20", "s:beam50", "h:beam50", "m:beam50", "s:repeat",
+                     "h:repeat", "sasrec:beam10"):  # fmt: skip
+            if text.partition(":")[0] in self.judging.models:
+                self.judging.judge(text)
+        self.judging.ensemble()
+        for name in ("s", "e"):
+            self.judging.counted(name)
+
+    def lists(self) -> None:
+        """The lists that students learn from."""
+        alpha = self.judging.about["counts of e"]["chosen"]
+        self.exported: dict[str, Rows] = {
+            "strong": self._export(self.judging.models["e"], alpha, self.plan.copies),
+        }
+        for name, teacher in (("weak_heads", "h"), ("weak_steps", "s")):
+            if name in self.plan.students:
+                self.exported[name] = self._export(
+                    self.judging.models[teacher], 0.0, self.plan.copies
+                )
+
+    def _export(self, asked: Sequence[Exported], counts: float, copies: int) -> Rows:
+        plan = self.plan
+        config = BeamExportConfig(
+            sids=IN_MEMORY, teachers=[IN_MEMORY], beams=plan.beams, copies=copies, counts=counts,
+            shards=1, batch_size=plan.batch, newest=plan.newest,
+        )  # fmt: skip
+        search = Search(config, self.data, Teachers(asked, 0), self.device)
+        rows = search.rows(np.arange(len(search.prefixes.rows[0])), lambda: False)
+        assert rows is not None
+        own = rows.target_ranks[rows.copies_R == 0]
+        name = "+".join(exported.fingerprint for exported in asked)
+        self.judging.about[f"targets in the lists of {name}"] = {
+            str(top): float(((own >= 0) & (own < top)).mean()) for top in (1, 10, 50)
+        }
+        return rows
+
+    def students(self) -> None:
+        """All of them at once."""
+        plan, members = self.plan, []
+        for name in plan.students:
+            how, _, codes = name.rpartition("_")
+            task = self._list_task(codes, how)
+            if how == "direct":
+                found, lengths = columns.of_followed(task, self.device)
+            else:
+                rows = self.exported[name if how == "weak" else "strong"]
+                rows = without_copies(rows) if how == "plain" else rows
+                found, lengths = columns.of_lists(task, rows, self.device)
+            start = self.trained["h" if codes == "heads" else "s"].weights
+            batches = columns.batches_of(task, self.device)
+            members.append(
+                Member(name, task, plan.student_optim, self.seed, found, lengths, batches, start)
+            )
+        self._train(members, plan.student_epochs, plan.student_batch, self._prefixes())
+
+    def _prefixes(self) -> int:
+        users_R, targets_R = self.data.split.prefixes()
+        if self.plan.newest is None:
+            return len(users_R)
+        return int((self.data.split.train_ends[users_R] - targets_R <= self.plan.newest).sum())
+
+    def _list_task(self, codes: str, how: str) -> ListDistillTask:
+        plan = self.plan
+        task = ListDistillTask(
+            task=ListDistillConfig(
+                sids=IN_MEMORY, lists=IN_MEMORY, source="real" if how == "direct" else "lists",
+                order="random" if how == "shuffled" else "score",
+                weights="log" if how == "log" else "uniform",
+            ),
+            model=plan.model("s", codes, plan.length, plan.student_dropout),
+            data=self.data.config,
+            seed=0,
+        )  # fmt: skip
+        task.data = self.data
+        return task
+
+    def decoding(self) -> None:
+        """The students' lists, and their beam search."""
+        for name in self.plan.students:
+            self.judging.judge(f"{name}:greedy")
+        for name in ("heads", "steps"):
+            if name in self.judging.models:
+                self.judging.judge(f"{name}:beam50")
+
+    def reinforcement(self) -> None:
+        """List-level reinforcement learning of the student `heads`."""
+        plan, name = self.plan, "rl_heads"
+        if "heads" not in self.judging.models or not plan.rl_steps:
+            return
+        task = ListRlTask(
+            task=ListRlConfig(sids=IN_MEMORY, lists=IN_MEMORY, teacher=IN_MEMORY),
+            model=plan.model("s", "heads", plan.length, 0.0),
+            data=self.data.config,
+            seed=0,
+        )
+        task.data = self.data
+        task.begun[self.device] = self.judging.models["heads"][0]
+        rows = self.exported["strong"]
+        found, lengths = columns.of_groups(task, rows, self.device)
+        batches = columns.groups_of(task, self.device)
+        start = self.trained["heads"].weights
+        member = Member(name, task, plan.rl_optim, self.seed, found, lengths, batches, start)
+        self._train([member], plan.rl_steps * plan.rl_batch / len(lengths), plan.rl_batch,
+                    len(lengths), "rl")  # fmt: skip
+        self.judging.judge(f"{name}:greedy")
+
+    def _train(
+        self, members: Sequence[Member], epochs: float, batch: int, rows: int | None = None,
+        how: str = "",
+    ) -> None:  # fmt: skip
+        plan = self.plan
+        longest = max(int(member.lengths_R.max()) for member in members)
+        added = plan.length if members[0].task.model_config.list_length else 1
+        limits = sorted({n + added for n in (4, 8, 12) if n + added < longest} | {longest})
+        steps = max(plan.evaluations, round(epochs * (rows or len(members[0].lengths_R)) / batch))
+        schedule = Schedule(limits, batch, steps, plan.evaluations, 0.0 if how else plan.patience)
+        began = time.monotonic()
+        done = train(
+            members, schedule, self._evaluate(members), self.device, self.dtype, self.graphs
+        )
+        seconds = time.monotonic() - began
+        ids = {member.name: member.task.data.ids for member in members}
+        for name, trained in done.items():
+            self.trained[name] = trained
+            self.judging.models[name] = [Exported(trained.model, ids[name], [], {}, name)]
+            parameters = sum(p.numel() for p in trained.model.parameters())
+            self.trainings[name] = {
+                "steps": steps, "batch": batch, "parameters": parameters, "best": trained.best,
+                "log": trained.log, "seconds": seconds, "together": len(members),
+            }  # fmt: skip
+            self.say(f"  {name}: {trained.best}")
+
+    def _evaluate(self, members: Sequence[Member]) -> Evaluate:
+        """Recall and NDCG on some users of validation, as the tasks have it."""
+        plan = self.plan
+        kept: dict[str, Callable[[], torch.Tensor]] = {}
+        users, chosen = members[0].task.evaluated, self.judging.some_users()
+        parts = [chosen[n : n + plan.batch] for n in range(0, len(chosen), plan.batch)]
+        batches = []
+        for part in parts:
+            batch = members[0].task.collate([users[n] for n in part])
+            batches.append({
+                k: v.to(self.device) if isinstance(v, torch.Tensor) else v for k, v in batch.items()
+            })  # fmt: skip
+
+        def evaluate(running: Running) -> Mapping[str, float]:
+            member = running.member
+
+            def summed() -> torch.Tensor:
+                found = [member.task.evaluate(running.model, batch)["places"] for batch in batches]
+                return torch.stack([torch.as_tensor(x) for x in found]).sum(0)
+
+            if member.name not in kept:
+                kept[member.name] = recorded(summed) if self._captures else summed
+            found = member.task.summarize({"places": kept[member.name]().cpu().numpy()})
+            return {k: v for k, v in found.items() if k.startswith(("recall", "ndcg"))}
+
+        return evaluate
+
+    @property
+    def _captures(self) -> bool:
+        return self.graphs and self.device.type == "cuda"
+
+
+def of_items(data: Data) -> Data:
+    """The same with IDs of one code, the item's number."""
+    other = copy(data)
+    numbers_I1 = np.arange(data.sequences.num_items, dtype=np.int64)[:, None]
+    other.ids = make_ids(numbers_I1, [len(numbers_I1)])
+    return other
+
+
+def without_copies(rows: Rows) -> Rows:
+    """Those whose histories are whole."""
+    kept = np.flatnonzero(rows.copies_R == 0)
+    return Rows(
+        rows.users_R[kept], rows.events_R[kept], rows.copies_R[kept],
+        [rows.histories[row] for row in kept.tolist()], rows.targets_R[kept], rows.items_RK[kept],
+        rows.scores_RK[kept],
+    )  # fmt: skip

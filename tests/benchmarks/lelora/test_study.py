@@ -1,0 +1,97 @@
+"""A study on tiny texts goes through all of it, is resumed, and makes a page."""
+
+import base64
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.lelora import __main__ as program
+from benchmarks.lelora.page import PAGE, committed, filled, tables
+from benchmarks.lelora.study import rates
+from benchmarks.lelora.verdict import against, sentence, values, within, word
+from tests.benchmarks.lelora.tiny import write
+
+SMALL = ["--seeds", "2", "--rank", "2", "--steps", "3", "--batch-size", "4", "--runs", "3", "--rounds", "2",
+         "--taught-steps", "2", "--heads", "2", "--device", "cpu", "--texts", "30"]  # fmt: skip
+
+
+def start(monkeypatch, folder, *more):
+    arguments = ["--data", str(folder / "data"), "--out", str(folder / "out"), "--json",
+                 str(folder / "found.json"), *SMALL, *more]  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["benchmarks.lelora", *arguments])
+    program.main()
+    return json.loads((folder / "found.json").read_text())
+
+
+def test_a_study_measures_every_method_and_is_resumed(tmp_path, monkeypatch, capsys):
+    write(tmp_path / "data")
+    found = start(monkeypatch, tmp_path, "--task", "wordnet")
+    assert {row["method"] for row in found["rows"]} == set(program.METHODS)
+    for row in found["rows"]:
+        assert [run["seed"] for run in row["runs"]] == [0, 1]
+        tried = found["summary"]["tasks"]["wordnet"]["tuning"][row["method"]]
+        assert len(tried) >= len(rates("lora"))
+        assert row["runs"][0]["lr"] in map(float, tried)
+    capsys.readouterr()
+    again = start(monkeypatch, tmp_path, "--task", "wordnet")
+    assert "runs:" not in capsys.readouterr().out
+    assert again["rows"] == found["rows"]
+    with pytest.raises(SystemExit):
+        start(monkeypatch, tmp_path, "--steps", "4")
+    assert "choose another --out" in capsys.readouterr().err
+    page = tables([found])
+    assert "**WordNet glosses** (30 test texts)" in page
+    for method in program.METHODS:
+        assert f"| {method} |" in page
+    assert "between learned and frozen" in page or "learned is significantly" in page
+    assert filled("a <!-- measured -->old<!-- end of what was measured --> b", "new\n") == (
+        "a <!-- measured -->\nnew\n<!-- end of what was measured --> b"
+    )
+    code = start(monkeypatch, tmp_path, "--task", "reuters", "--seconds", "0")
+    assert len(code["rows"]) == len(found["rows"]), "no time, no runs"
+
+
+def runs_with(accuracies, texts=400):
+    """Runs by seed that have so many texts in a hundred right."""
+    found = []
+    for seed, accuracy in enumerate(accuracies):
+        right = np.arange(texts) < texts * accuracy / 100
+        bits = base64.b64encode(np.packbits(right).tobytes()).decode()
+        found.append({"seed": seed, "texts": texts, "correct": bits})
+    return found
+
+
+def test_verdicts_are_about_paired_differences():
+    levels = np.array([70.0, 75.0, 72.0, 80.0, 76.0, 71.0, 78.0, 74.0])
+    found = {"lora": values(runs_with(levels)), "same": values(runs_with(levels)),
+             "better": values(runs_with(levels + 3)), "half": values(runs_with(levels - 0.25))}  # fmt: skip
+    np.testing.assert_allclose(found["lora"].real_S, levels)
+    compared = against(found, "lora")
+    assert word(*compared["same"]) == "no significant difference"
+    assert word(*compared["better"]) == "significantly better"
+    assert compared["better"][0].mean == pytest.approx(3)
+    assert sentence("better", "lora", *compared["better"]).startswith(
+        "better is significantly better"
+    )
+    assert within(compared["better"][0]).endswith(": shown")
+    worse = against({"a": found["lora"], "b": found["better"]}, "b")["a"]
+    assert within(worse[0]).endswith("not so")
+
+
+def test_the_documentation_says_what_is_committed():
+    assert PAGE.read_text() == filled(PAGE.read_text(), tables(committed()))
+
+
+def test_steps_and_decompositions_are_tabled():
+    rows = [
+        {"kind": "step", "method": "lora", "milliseconds": 10.0},
+        {"kind": "step", "method": "lelora", "milliseconds": 11.0},
+        {"kind": "step", "method": "lelora", "milliseconds": 12.0},
+        {"kind": "svd", "shape": [4096, 4096], "count": 64, "seconds": 3.0},
+    ]
+    page = tables([{"name": "lelora.cost", "machine": {"device": "some GPU"}, "rows": rows}])
+    assert "| lelora | 11.50 | 1.15 |" in page
+    assert "| 4096 x 4096 | 3.00 | 64 |" in page
+    assert "3.2 minutes on one GPU" in page

@@ -1,0 +1,109 @@
+"""From a packed set to the page's tables, with models too small to be good."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.pages import filled
+from benchmarks.slide import __main__ as program
+from benchmarks.slide import page, study
+from benchmarks.slide.compared import against, load
+from benchmarks.slide.scored import read, written
+from recipes.slide.metrics import MISSED, gains, places
+from tests.benchmarks.slide.small import planted
+
+
+def run(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["benchmarks.slide", *map(str, words)])
+    program.main()
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
+    _, file = planted(folder)
+    packed = file.rename(folder / "beauty.npz")
+    with pytest.MonkeyPatch.context() as patch:
+        for what in ("counts", "study", "latency", "weights"):
+            run(patch, what, "--set", packed, "--plan", "tiny", "--device", "cpu", "--out", folder)
+    return folder, packed
+
+
+def test_a_study_has_every_row_with_every_user(results):
+    folder, _ = results
+    found = json.loads((folder / "slide-beauty-0.json").read_text())
+    rows = {row["row"]: row for row in found["rows"]}
+    assert {"s:beam50", "h:beam50", "s:repeat", "sasrec:beam10", "e:beam12", "e:beam12+counts", "heads:greedy",
+            "steps:greedy", "direct_heads:greedy", "weak_heads:greedy", "rl_heads:greedy",
+            "heads:beam50"} <= set(rows)  # fmt: skip
+    assert found["summary"]["whole"]
+    for row in rows.values():
+        for kind in ("raw", "new"):
+            place_X = read(row["places"][kind])
+            assert len(place_X) == found["config"]["users"] == 60
+            recall = gains(place_X, 10)["recall@10"].mean()
+            assert row["figures"][kind]["recall@10"] == pytest.approx(recall)
+            assert row["figures"][kind]["repeats"] == 0
+            assert row["figures"][kind]["missing"] == 0
+    trained = found["summary"]["trainings"]
+    for one in trained.values():
+        assert one["best"]["ndcg@10"] == max(entry["ndcg@10"] for entry in one["log"])
+    assert found["summary"]["about"]["ensemble"]["chosen"] in ("steps", "heads", "all")
+
+
+def test_what_is_whole_is_not_done_again(results, monkeypatch, capsys):
+    folder, packed = results
+    monkeypatch.setattr(study.Study, "run", None)
+    words = ("study", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out", folder)
+    run(monkeypatch, *words, "--resume")
+    assert "is whole" in capsys.readouterr().out
+    with pytest.raises(TypeError):
+        run(monkeypatch, *words)
+
+
+def test_the_page_has_what_is_in_the_files(results):
+    folder, _ = results
+    tables = page.tables(folder)
+    found = json.loads((folder / "slide-beauty-0.json").read_text())
+    recall = next(r for r in found["rows"] if r["row"] == "heads:greedy")["figures"]["new"][
+        "recall@10"
+    ]
+    (line,) = (x for x in tables["online"] if x.startswith("| student with heads, one greedy pass"))
+    assert line.split(" | ")[3] == f"{recall:.4f}".replace("0.", ".", 1)
+    assert any(x.startswith("| co-occurrence counts |") for x in tables["offline"])
+    timed = json.loads((folder / "slide-latency.json").read_text())["rows"]
+    first = next(r for r in timed if r["how"] == "greedy" and r["batch"] == 1)
+    assert f"{first['ms']:.2f}" in tables["latency"][2]
+    text = "a\n<!-- online -->\nold\n<!-- end -->\nb"
+    new = filled(text, tables)
+    assert "old" not in new
+    assert filled(new, tables) == new
+
+
+def test_differences_are_paired_by_user(results):
+    folder, _ = results
+    of = load(folder)["beauty"]
+    made, seeds = against(of, "heads:greedy", "cooccurrence", "new", "recall@10")
+    assert seeds == 1
+    (own,), (other,) = (of.gains(t, "new", "recall@10") for t in ("heads:greedy", "cooccurrence"))
+    assert made.mean == pytest.approx((own - other).mean())
+    assert made.low <= made.mean <= made.high
+    later = against(of, "heads:greedy", "cooccurrence", "new", "recall@10", "later")
+    rows = of.stratum("later")
+    assert later[0].mean == pytest.approx((own - other)[rows].mean())
+    assert against(of, "heads:greedy", "nobody:greedy", "new", "recall@10") is None
+
+
+def test_places_are_letters():
+    lists = np.array([[3, 1, 2], [4, 5, 6], [7, 8, 9]])
+    found = places(lists, np.array([2, 9, 7]))
+    assert written(found) == "2.0"
+    assert read("2.0").tolist() == [2, MISSED, 0]
+
+
+def test_the_page_is_up_to_date():
+    text = page.PAGE.read_text()
+    assert text.count("<!-- end -->") == len(page.tables(page.RESULTS))
+    assert text == filled(text, page.tables(page.RESULTS))
