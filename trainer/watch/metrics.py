@@ -3,7 +3,8 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,7 +67,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text().splitlines():
         try:
-            rows.append(json.loads(line))
+            rows.append(json.loads(line, object_pairs_hook=_shared))
         except ValueError:
             break
     return rows
+
+
+def _shared(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """One string for a key in all rows: long runs have many, and half of their memory would be keys."""
+    return {sys.intern(key): value for key, value in pairs}
