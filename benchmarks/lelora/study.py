@@ -95,7 +95,7 @@ class Study:
             data = task_of(self.stored, task, self.device)
             self.grounds[task] = (
                 data,
-                prepare(self.base, self.spectra, data.train, self.rank, self.plan.steps),
+                prepare(self.base, self.spectra, data, self.rank, self.plan.steps),
             )
         return self.grounds[task]
 
@@ -127,7 +127,7 @@ class Study:
             for method, of in by_method.items()
         ]  # fmt: skip
         runs = [Run(one.seed, one.lr) for one in asked]
-        together = Together(self.base, data, self.plan, forms, runs, self.dtype)
+        together = Together(self.base, data, self.plan, forms, runs, self.dtype, ground.probe)
         return together, together.train()
 
     def tune(self, task: str, methods: Sequence[str]) -> None:
@@ -187,7 +187,7 @@ class Study:
             seed = TEACHING_SEED + number
             form = form_of(ground, "learned", [seed] * len(settings), list(settings))
             runs = [Run(seed, lr)] * len(settings)
-            together = Together(self.base, data, plan, [form], runs, self.dtype)
+            together = Together(self.base, data, plan, [form], runs, self.dtype, ground.probe)
             together.train()
             return [float(x) for x in together.score(data.validation).loss_P]
 
@@ -235,7 +235,13 @@ class Study:
             form = form_of(ground, method, seeds, [self.setting(task, method, s) for s in seeds])
             runs = [Run(seed, self.rate(task, method)) for seed in seeds]
             together = Together(
-                self.base, data, Plan(steps, self.plan.batch_size), [form], runs, self.dtype
+                self.base,
+                data,
+                Plan(steps, self.plan.batch_size),
+                [form],
+                runs,
+                self.dtype,
+                ground.probe,
             )
             kept[method] = 1e3 * together.train() / steps / len(runs)
         self._note(task, "clock", time.monotonic() - began, began)
@@ -251,7 +257,7 @@ class Study:
 
         def made(plan: Plan, dtype: torch.dtype) -> Together:
             form = form_of(ground, method, [run.seed for run in runs], [None] * len(runs))
-            return Together(self.base, data, plan, [form], runs, dtype)
+            return Together(self.base, data, plan, [form], runs, dtype, ground.probe)
 
         wide = made(self.plan, torch.float32)
         seconds = wide.train()
