@@ -94,8 +94,9 @@ class Brain:
         warm = warm_logits(self.space, config.rank, config.policy.hold, start)
         policy = config.policy
         net = build_policy(self.space, warm, policy.net, policy.dim, policy.layers, seed)
-        if policy.path is not None:
-            load_policy(Path(policy.path), net)
+        told = {} if policy.path is None else load_policy(Path(policy.path), net)
+        self.spends = config.population > 0 or "runs" in told
+        """The policy has learnt from populations, whose runs spend the whole budget."""
         self.learner = Learner(net, allowed_MW, policy.algo, policy.lr, policy.periods)
         self.generator = torch.Generator().manual_seed(seed)
         self.reward = torch.zeros(3, dtype=torch.float64)
@@ -162,7 +163,8 @@ class Brain:
                 self.config.param, self.shapes, wanted.widths, self.allowed, self.budget
             )
             wanted = Setting(tuple(widths), wanted.starts, wanted.scales)
-        return self._filled(self._affordable(wanted, logits, self.budget), logits)
+        setting = self._affordable(wanted, logits, self.budget)
+        return self._filled(setting, logits) if self.spends else setting
 
     def decide(
         self,
