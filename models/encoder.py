@@ -19,6 +19,9 @@ SIZES = {
 """Our names for the sizes, and transformers' names for the same."""
 
 
+POOLINGS = ("first", "mean")
+
+
 @dataclass(kw_only=True)
 class EncoderConfig:
     """The `model` node of task `lelora_classify`. Empty fields are left to the folder or the type."""
@@ -38,6 +41,9 @@ class EncoderConfig:
     max_positions: int | None = None
     dropout: float | None = None
     """Share that training leaves out, everywhere; empty: as the model has it."""
+    pooling: str = "first"
+    """What the classifier sees: first (the first token, through the model's own layers, as transformers
+    has it) or mean (of all tokens, for encoders of sentences that were trained that way)."""
     config: dict[str, Any] = field(default_factory=dict)
     """Any other field of the transformers configuration: +model.config.initializer_range=0.01."""
 
@@ -45,6 +51,7 @@ class EncoderConfig:
         for name in SIZES:
             if (value := getattr(self, name)) is not None:
                 at_least(f"model.{name}", value, 1)
+        one_of("model.pooling", self.pooling, POOLINGS)
         if self.load_weights and self.path is None:
             raise ValueError("model.load_weights=true needs a folder: set model.path")
         if self.dropout is not None and not 0 <= self.dropout < 1:
@@ -99,7 +106,26 @@ def encoder_config(config: EncoderConfig, vocab_size: int, labels: list[str]) ->
     return found
 
 
-def build_encoder(hf_config: Any) -> nn.Module:
+class MeanPooler(nn.Module):
+    """In place of an encoder's pooler: the mean over the tokens that its attention mask shows."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.mask_BS: torch.Tensor | None = None
+        body.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def _look(self, _: nn.Module, inputs: Any, named: dict[str, Any]) -> None:
+        del inputs
+        self.mask_BS = named["attention_mask"]
+
+    def forward(self, hidden_BSD: torch.Tensor) -> torch.Tensor:
+        """(B, D)."""
+        assert self.mask_BS is not None
+        mask_BS1 = self.mask_BS[..., None].to(hidden_BSD.dtype)
+        return (hidden_BSD * mask_BS1).sum(1) / mask_BS1.sum(1)
+
+
+def build_encoder(hf_config: Any, pooling: str = "first") -> nn.Module:
     """The model on the meta device, in fp32 and in training mode. Raises `ValueError`."""
     from transformers import AutoModelForSequenceClassification
 
@@ -113,6 +139,14 @@ def build_encoder(hf_config: Any) -> nn.Module:
         raise ValueError(
             f"model.type={hf_config.model_type} cannot be built ({reason}): set the sizes under model.*"
         ) from error
+    if pooling == "mean":
+        body = getattr(model, str(model.base_model_prefix))
+        if getattr(body, "pooler", None) is None:
+            raise ValueError(
+                f"model.pooling=mean needs a pooler to put the mean in place of, and "
+                f"{hf_config.model_type} has none: set model.pooling=first"
+            )
+        body.pooler = MeanPooler(body)
     return model.train()
 
 

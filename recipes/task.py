@@ -342,6 +342,15 @@ class Foresees(Protocol):
 
 
 @runtime_checkable
+class HasRates(Protocol):
+    """A task some of whose parameters have a learning rate of their own. Not every task has to."""
+
+    def own_rates(self, model: nn.Module, /) -> Mapping[nn.Parameter, float]:
+        """Peak learning rates of these; the others' is `optim.lr`. Both follow the same schedule."""
+        ...
+
+
+@runtime_checkable
 class HasFigures(Protocol):
     """A task that adds figures of its own to the row of each report."""
 

@@ -82,7 +82,7 @@ def update(job: Job, step: Step) -> Outcome:
             clip(grads, norm, optim.max_norm)
         job.guard.skip_unless_finite(optimizer, mean_loss, norm, job.state.step + 1, step.samples)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(optim, job.state.step + 1, job.plan.steps)
+            group["lr"] = learning_rate(optim, job.state.step + 1, job.plan.steps, group["peak"])
         optimizer.step()
         optimizer.zero_grad()
     own_count = sum(job.task.count(micro) for micro in step.micros)

@@ -1,7 +1,7 @@
 """The optimizer and the learning rate."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -46,14 +46,15 @@ class OptimConfig:
 SCHEDULES = ("constant", "cosine", "linear", "wsd")
 
 
-def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
-    """The rate of step `step` (the first is 1) out of `steps`.
+def learning_rate(config: OptimConfig, step: int, steps: int, peak: float | None = None) -> float:
+    """The rate of step `step` (the first is 1) out of `steps`; `peak` is `config.lr` unless given.
 
     A pure function: a resumed run needs no state, and one that is extended by a larger
     `trainer.steps` follows the longer schedule from the step where it stands.
     """
+    peak = config.lr if peak is None else peak
     if step <= config.warmup:
-        return config.lr * step / config.warmup
+        return peak * step / config.warmup
     progress = min((step - config.warmup) / max(steps - config.warmup, 1), 1.0)
     if config.schedule == "constant":
         share = 1.0
@@ -63,16 +64,28 @@ def learning_rate(config: OptimConfig, step: int, steps: int) -> float:
         share = 1 - progress
     else:
         share = min((1 - progress) / config.decay, 1.0)
-    return config.lr * (config.final + (1 - config.final) * share)
+    return peak * (config.final + (1 - config.final) * share)
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], config: OptimConfig) -> torch.optim.AdamW:
-    """Fused AdamW over the parameters that train, in two groups: with decay and without."""
+def build_optimizer(
+    parameters: Iterable[nn.Parameter],
+    config: OptimConfig,
+    rates: Mapping[nn.Parameter, float] | None = None,
+) -> torch.optim.AdamW:
+    """Fused AdamW over the parameters that train, in groups with decay and without.
+
+    `rates` has the peak learning rates of parameters that have their own; a group's is its `peak`.
+    """
     trained = [p for p in parameters if p.requires_grad]
+    rates = rates or {}
+    peaks = list(dict.fromkeys([config.lr, *(rates[p] for p in trained if p in rates)]))
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
+        {"params": [p for p in of if (p.ndim >= 2) == decays], "lr": peak, "peak": peak,
+         "weight_decay": config.weight_decay if decays else 0.0}
+        for peak in peaks
+        for of in [[p for p in trained if rates.get(p, config.lr) == peak]]
+        for decays in (True, False)
+    ]  # fmt: skip
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.lr,

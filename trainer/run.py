@@ -17,7 +17,7 @@ from parallel.fsdp import Chosen, choose_collectives, parallelize
 from parallel.mesh import build_mesh
 from parallel.torch_private import check_private_apis, limit_waits
 from parallel.weights import load_safetensors, materialize
-from recipes.task import DataError, Samples, Steering, Steers, Task, Training
+from recipes.task import DataError, HasRates, Samples, Steering, Steers, Task, Training
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.loader import find, load
 from trainer.checkpoint.saver import Saved, Saver
@@ -215,7 +215,11 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
         plan=plan,
         task=task,
         model=model,
-        optimizer=build_optimizer(model.parameters(), config.optim),
+        optimizer=build_optimizer(
+            model.parameters(),
+            config.optim,
+            task.own_rates(model) if isinstance(task, HasRates) else None,
+        ),
         train_samples=train_samples,
         eval_samples=eval_samples,
         device=device,

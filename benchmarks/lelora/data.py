@@ -30,6 +30,13 @@ class Part:
         lengths = self.lengths_X.index_select(0, flat).view(rows.shape)
         return ids, lengths, self.labels_X.index_select(0, flat).view(rows.shape).long()
 
+    def split(self, share: float) -> tuple["Part", "Part"]:
+        """The first ones and the others."""
+        edge = round(share * len(self))
+        return self.first(edge), Part(
+            self.ids_XT[edge:], self.lengths_X[edge:], self.labels_X[edge:]
+        )
+
     def first(self, number: int) -> "Part":
         """Of these, the first ones."""
         return Part(self.ids_XT[:number], self.lengths_X[:number], self.labels_X[:number])

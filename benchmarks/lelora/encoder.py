@@ -40,7 +40,7 @@ class Base:
         names = names_of(layers)
         matrices = [torch.stack([named[f"{n}.weight"] for n in group]) for group in names]
         adapted = {f"{n}.weight" for group in names for n in group}
-        rest = {n: t for n, t in named.items() if n not in adapted}
+        rest = {n: t for n, t in named.items() if n not in adapted and not n.startswith("pooler.")}
         return Base(matrices, rest, layers, heads)
 
 
@@ -91,9 +91,10 @@ def encode(
     base: Base, rest: Mapping[str, Tensor], matrices: Sequence[Tensor], ids_PBT: Tensor,
     lengths_PB: Tensor, look: Callable[[str, Tensor], None] = lambda name, x: None,
 ) -> Tensor:  # fmt: skip
-    """What a classifier gets, (P, B, D); `matrices` are (P, ...) of each of `Base.matrices`.
+    """What a classifier gets, the mean of a text's tokens, (P, B, D) in fp32.
 
-    `look` is shown the inputs (P, X, N) of each matrix, by its name.
+    `matrices` are (P, ...) of each of `Base.matrices`. `look` is shown the inputs (P, X, N) of each
+    matrix, by its name.
     """
     P, B, T = ids_PBT.shape
     square, up, down = matrices
@@ -129,7 +130,6 @@ def encode(
         look(f"{prefix}.{DOWN}", y)
         y = linear(y, downs[layer], of(f"{DOWN}.bias"))
         x = norm(x + y, of("output.LayerNorm.weight"), of("output.LayerNorm.bias"))
-    first = x.view(P, B, T, D)[:, :, 0]
-    pooler = rest["pooler.dense.weight"]
-    whole = pooler if pooler.ndim == 3 else pooler.expand(P, D, D)
-    return torch.tanh(linear(first, whole, rest["pooler.dense.bias"]))
+    shown = seen.view(P, B, T, 1)
+    whole = (x.view(P, B, T, D).float() * shown).sum(2)  # of 16 bits, a sum would lose some
+    return whole / shown.sum(2)

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from benchmarks.lelora.data import Part
+from benchmarks.lelora.data import Data, Part
 from benchmarks.lelora.encoder import Base, encode, names_of
 from models.lelora.spectrum import decompose
+from models.linear_probe import Probe, fit_probe
+from recipes.lelora.classify import LeloraClassifyConfig
+from recipes.lelora.head import probe_rows
 
 EVA_TEXTS = 256
 """As many as the recipe reads in 8 batches of 32."""
+PROBE_TEXTS = LeloraClassifyConfig().probe
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class Ground:
     rank: int
     """LoRA's: it decides how much trains."""
     steps: int
+    probe: Probe
+    """Where every classifier begins."""
     drawn: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
     """Random components that were drawn before, by seed and number."""
 
@@ -88,6 +94,19 @@ def input_directions(base: Base, part: Part, texts: int) -> list[Tensor]:
     ]
 
 
-def prepare(base: Base, spectra: list[Spectrum], part: Part, rank: int, steps: int) -> Ground:
+@torch.no_grad()
+def probe_of(base: Base, part: Part, labels: int, texts: int = PROBE_TEXTS) -> Probe:
+    """The recipe's first classifier, with its seed 0."""
+    rows = torch.tensor(probe_rows(len(part), texts, 0), device=part.labels_X.device)
+    found = []
+    for some in rows.split(256):
+        ids, lengths, _ = part[some[None]]
+        found.append(encode(base, base.rest, [w[None] for w in base.matrices], ids, lengths)[0])
+    return fit_probe(torch.cat(found), part.labels_X[rows], labels)
+
+
+def prepare(base: Base, spectra: list[Spectrum], data: Data, rank: int, steps: int) -> Ground:
     """Look at a task's inputs."""
-    return Ground(base, spectra, input_directions(base, part, EVA_TEXTS), rank, steps)
+    inputs = input_directions(base, data.train, EVA_TEXTS)
+    probe = probe_of(base, data.train, data.labels)
+    return Ground(base, spectra, inputs, rank, steps, probe)

@@ -42,7 +42,8 @@ def comparison(result: Mapping[str, Any]) -> list[str]:
         f"{config['dtype'].removeprefix('torch.')} products, `{result['versions']['springtide']}`). "
         "Accuracy on the test part in per cent; differences from tuned LoRA in points, with 95 % "
         "intervals over texts and seeds, and words after Holm's correction over a task's methods. "
-        "Milliseconds are a run's share of a step of all its seeds side by side.",
+        "Milliseconds are a run's share of a step of all its seeds side by side. Means, differences and "
+        "words are over all seeds, those that collapsed (ended worse than they began) included.",
         "",
     ]
     lines += [_checked(check) for check in result["summary"]["checks"]] + [""]
@@ -63,8 +64,9 @@ def _table(
     lines = [
         f"**{TITLES[task]}** ({texts:,} test texts)",
         "",
-        "| method | parameters | learning rate | ms a step | accuracy | sd of seeds | against LoRA | |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | parameters | learning rate | ms a step | accuracy | median | sd of seeds "
+        "| collapsed | against LoRA | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for method, of in runs.items():
         real = found[method].real_S
@@ -75,8 +77,15 @@ def _table(
         parameters = statistics.mean(run["parameters"] for run in of)
         took = f"{clock[method]:.3f}" if method in clock else ""
         rate = f"{of[0]['lr']:.3g}"
-        cells = [method, f"{parameters:,.0f}", rate, took, f"{real.mean():.2f}", f"{sd:.2f}"]
+        counted = [run["collapsed"] for run in of if "collapsed" in run]
+        cells = [
+            method, f"{parameters:,.0f}", rate, took, f"{real.mean():.2f}",
+            f"{statistics.median(real.tolist()):.2f}", f"{sd:.2f}", str(sum(counted)) if counted else "",
+        ]  # fmt: skip
         lines.append("| " + " | ".join([*cells, *told]) + " |")
+    if "start" in summary:
+        loss, accuracy = summary["start"]["test"]
+        lines += ["", f"All begin at {100 * accuracy:.2f} % (loss {loss:.3f}): a linear probe."]
     whole = sum(seconds for _, seconds in summary["seconds"].values())
     lines += ["", f"All of this, with tuning and teaching: {whole:.0f} s."]
     return lines

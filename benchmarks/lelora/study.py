@@ -10,7 +10,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from recipes.lelora.brain import Setting
 TUNING_SEEDS = (1000, 1001)
 """Choose learning rates, and are none of the seeds that count."""
 TEACHING_SEED = 2000
+JUDGING = 0.15
+"""Share of the training texts that judge populations."""
 MIDDLE = {
     "rslora": 1.5e-3, "pissa": 1e-3, "mica": 6e-3, "adalora": 6e-3, "loraxs": 6e-3, "full": 2e-4,
     "head": 1.2e-2,
@@ -95,9 +97,28 @@ class Study:
             data = task_of(self.stored, task, self.device)
             self.grounds[task] = (
                 data,
-                prepare(self.base, self.spectra, data.train, self.rank, self.plan.steps),
+                prepare(self.base, self.spectra, data, self.rank, self.plan.steps),
             )
         return self.grounds[task]
+
+    def start(self, task: str) -> dict[str, list[float]]:
+        """Loss and accuracy of the first classifier on the untouched encoder, by part."""
+        kept: dict[str, list[float]] = self.of(task).setdefault("start", {})
+        if not kept:
+            data, ground = self.ground(task)
+            form = form_of(ground, "head", [0], [None])
+            untrained = Together(
+                self.base, data, self.plan, [form], [Run(0, 0.0)], self.dtype, ground.probe
+            )
+            for name, part in (("validation", data.validation), ("test", data.test)):
+                scores = untrained.score(part)
+                kept[name] = [float(scores.loss_P[0]), float(scores.correct_PX.double().mean())]
+        return kept
+
+    def collapsed(self, task: str, part: str, loss: float, accuracy: float) -> bool:
+        """Whether a run ended worse than it began."""
+        loss0, accuracy0 = self.start(task)[part]
+        return not loss <= loss0 and accuracy < accuracy0
 
     def save(self) -> None:
         """Whole or not at all."""
@@ -127,7 +148,7 @@ class Study:
             for method, of in by_method.items()
         ]  # fmt: skip
         runs = [Run(one.seed, one.lr) for one in asked]
-        together = Together(self.base, data, self.plan, forms, runs, self.dtype)
+        together = Together(self.base, data, self.plan, forms, runs, self.dtype, ground.probe)
         return together, together.train()
 
     def tune(self, task: str, methods: Sequence[str]) -> None:
@@ -166,30 +187,45 @@ class Study:
         self._note(task, f"tuning of {len(asked)} runs", seconds, began)
 
     def rate(self, task: str, method: str) -> float:
-        """The learning rate with the most right on validation, then with the least loss."""
+        """The learning rate with the most right on validation, then with the least loss.
 
-        def good(of: Mapping[str, list[float]]) -> tuple[float, float]:
-            values = np.nan_to_num(np.array(list(of.values())).mean(0), nan=1e9)
+        None counts that is more than half of one at which a run has collapsed: other seeds would, too.
+        """
+
+        def good(lr: str) -> tuple[float, float]:
+            values = np.nan_to_num(np.array(list(tuning[lr].values())).mean(0), nan=1e9)
             return float(values[1]), -float(values[0])
 
         tuning = self.of(task)["tuning"][method]
-        return float(max(tuning, key=lambda lr: good(tuning[lr])))
+        broken = [
+            float(lr)
+            for lr, of in tuning.items()
+            if any(self.collapsed(task, "validation", *run) for run in of.values())
+        ]
+        safe = [lr for lr in tuning if float(lr) <= 0.501 * min(broken, default=float("inf"))]
+        return float(max(safe or tuning, key=good))
 
     def teach(self, task: str) -> None:
-        """Have a policy learn from populations, at the rate that is best without one."""
+        """Have a policy learn from populations, at the rate that is best without one.
+
+        Their runs are judged by training texts that they have not seen: those of validation choose the
+        learning rates, and nothing else.
+        """
         kept, lr = self.of(task), self.rate(task, "frozen")
         if "learned" in kept["settings"]:
             return
         data, ground = self.ground(task)
+        learnt, judging = data.train.split(1 - JUDGING)
+        data = replace(data, train=learnt)
         began, plan = time.monotonic(), Plan(self.school.steps, self.plan.batch_size)
 
         def judge(number: int, settings: Sequence[Setting]) -> list[float]:
             seed = TEACHING_SEED + number
             form = form_of(ground, "learned", [seed] * len(settings), list(settings))
             runs = [Run(seed, lr)] * len(settings)
-            together = Together(self.base, data, plan, [form], runs, self.dtype)
+            together = Together(self.base, data, plan, [form], runs, self.dtype, ground.probe)
             together.train()
-            return [float(x) for x in together.score(data.validation).loss_P]
+            return [float(x) for x in together.score(judging).loss_P]
 
         taught = teach(ground, self.school, judge)
         for method, setting in (("learned", taught.whole), ("learned-half", taught.half)):
@@ -213,9 +249,11 @@ class Study:
             for n, one in enumerate(part):
                 bits = np.packbits(scores.correct_PX[n].numpy())
                 setting = self.setting(task, one.method, one.seed)
+                loss = float(scores.loss_P[n])
+                accuracy = float(scores.correct_PX[n].double().mean())
                 runs.setdefault(one.method, []).append({
-                    "seed": one.seed, "lr": one.lr, "loss": float(scores.loss_P[n]),
-                    "accuracy": float(scores.correct_PX[n].double().mean()),
+                    "seed": one.seed, "lr": one.lr, "loss": loss, "accuracy": accuracy,
+                    "collapsed": self.collapsed(task, "test", loss, accuracy),
                     "skipped": int(together.optimizer.skipped_P[n]),
                     "texts": scores.correct_PX.shape[1],
                     "correct": base64.b64encode(bits.tobytes()).decode(),
@@ -235,7 +273,13 @@ class Study:
             form = form_of(ground, method, seeds, [self.setting(task, method, s) for s in seeds])
             runs = [Run(seed, self.rate(task, method)) for seed in seeds]
             together = Together(
-                self.base, data, Plan(steps, self.plan.batch_size), [form], runs, self.dtype
+                self.base,
+                data,
+                Plan(steps, self.plan.batch_size),
+                [form],
+                runs,
+                self.dtype,
+                ground.probe,
             )
             kept[method] = 1e3 * together.train() / steps / len(runs)
         self._note(task, "clock", time.monotonic() - began, began)
@@ -251,7 +295,7 @@ class Study:
 
         def made(plan: Plan, dtype: torch.dtype) -> Together:
             form = form_of(ground, method, [run.seed for run in runs], [None] * len(runs))
-            return Together(self.base, data, plan, [form], runs, dtype)
+            return Together(self.base, data, plan, [form], runs, dtype, ground.probe)
 
         wide = made(self.plan, torch.float32)
         seconds = wide.train()

@@ -19,6 +19,7 @@ from benchmarks.lelora.data import Data, Part
 from benchmarks.lelora.encoder import Base, encode
 from models.lelora.population import StackedAdamW
 from models.lelora.stacked import Form, Whole
+from models.linear_probe import Probe
 
 LOSS_SCALE = 4096.0
 WARMUP = 0.1
@@ -34,6 +35,8 @@ class Plan:
     steps: int = 500
     batch_size: int = 32
     max_norm: float = 1.0
+    head_lr: float = 1e-3
+    """Of the classifier, as in the recipe; a run's own rate is of everything else."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,6 @@ class Scores:
     """Booleans."""
 
 
-def first_classifier(seed: int, labels: int, width: int) -> Tensor:
-    """(C, D), as the recipe's: normal with a deviation of 0.02."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(labels, width, generator=generator) * 0.02
-
-
 def orders(seeds: Sequence[int], texts: int, plan: Plan) -> Tensor:
     """Rows of the training part, (steps, P, B): every text once in each epoch, by the seed."""
     needed = plan.steps * plan.batch_size
@@ -75,10 +72,10 @@ class Together:
 
     def __init__(
         self, base: Base, data: Data, plan: Plan, forms: Sequence[Form], runs: Sequence[Run],
-        dtype: torch.dtype, rows_SPB: Tensor | None = None,
+        dtype: torch.dtype, probe: Probe, rows_SPB: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.base, self.data, self.plan, self.forms, self.dtype = base, data, plan, forms, dtype
-        P, width = len(runs), base.matrices[0].shape[-1]
+        P = len(runs)
         assert sum(form.runs for form in forms) == P
         self.device = base.matrices[0].device
         self.everything = any(isinstance(form, Whole) for form in forms)
@@ -87,9 +84,9 @@ class Together:
             n: t.expand(P, *t.shape).clone().requires_grad_() if self.everything else t.to(dtype)
             for n, t in base.rest.items()
         }
-        heads = [first_classifier(run.seed, data.labels, width) for run in runs]
-        self.head_PCD = torch.stack(heads).to(self.device).requires_grad_()
-        self.bias_PC = torch.zeros(P, data.labels, device=self.device, requires_grad=True)
+        self.head_PCD, self.bias_PC = (
+            part.to(self.device).expand(P, *part.shape).clone().requires_grad_() for part in probe
+        )
         own = list(self.rest.values()) if self.everything else []
         self.parameters = [p for form in forms for p in form.parameters]
         slices: list[slice] = []
@@ -97,12 +94,15 @@ class Together:
         for form in forms:
             slices += [slice(begin, begin + form.runs)] * len(form.parameters)
             begin += form.runs
-        more = [self.head_PCD, self.bias_PC, *own]
+        head = [self.head_PCD, self.bias_PC]
+        rates = [None] * (len(self.parameters) + len(own)) + [plan.head_lr] * len(head)
+        more = [*own, *head]
         self.parameters += more
         lr_P = torch.tensor([run.lr for run in runs], device=self.device)
         self.optimizer = StackedAdamW(
-            self.parameters, lr_P, slices + [slice(None)] * len(more), max_norm=plan.max_norm
-        )
+            self.parameters, lr_P, slices + [slice(None)] * len(more), rates=rates,
+            max_norm=plan.max_norm,
+        )  # fmt: skip
         if rows_SPB is None:
             rows_SPB = orders([run.seed for run in runs], len(data.train), plan)
         self.rows_SPB = rows_SPB.to(self.device)
@@ -126,7 +126,7 @@ class Together:
         self, matrices: list[Tensor], rest: dict[str, Tensor], texts: tuple[Tensor, ...]
     ) -> Tensor:
         """(P, B, C) in fp32."""
-        pooled_PBD = encode(self.base, rest, matrices, texts[0], texts[1]).float()
+        pooled_PBD = encode(self.base, rest, matrices, texts[0], texts[1])
         return torch.baddbmm(self.bias_PC[:, None], pooled_PBD, self.head_PCD.transpose(1, 2))
 
     def step(self) -> None:

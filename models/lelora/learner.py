@@ -24,6 +24,8 @@ from models.lelora.policy import Policy, Verdict
 ALGOS = ("reinforce", "ppo", "grpo")
 CLIP, EPOCHS, VALUE = 0.2, 4, 0.5
 MAX_NORM = 1.0
+IMITATIONS = 20
+"""Steps on one round of a population: there are few rounds, and each has many runs."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,13 @@ class Learner:
                 found = self._step(self.remembered, entropy_weight, clipped=True)
             return found
         return self._step(group, entropy_weight, clipped=False)
+
+    def imitate(self, group: Sequence[Experience], entropy_weight: float) -> Learnt:
+        """Go some steps towards the actions of a group, in the proportion of their advantages."""
+        found = Learnt(0.0, 0.0, 0.0)
+        for _ in range(IMITATIONS if group else 0):
+            found = self._step(group, entropy_weight, clipped=False)
+        return found
 
     def _step(self, batch: Sequence[Experience], weight: float, clipped: bool) -> Learnt:
         losses, entropies, values = [], [], []

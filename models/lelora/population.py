@@ -86,13 +86,18 @@ class StackedAdamW:
         lr_P: Tensor,
         runs: Sequence[slice] | None = None,
         *,
+        rates: Sequence[float | None] | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         max_norm: float = 1.0,
     ) -> None:
-        """`runs` says which runs each parameter is of; None: each is of all."""
+        """`runs` says which runs each parameter is of; None: each is of all.
+
+        `rates` are those of parameters that do not follow their run's.
+        """
         self.parameters, self.lr_P = list(parameters), lr_P
         self.slices = list(runs or [slice(None)] * len(self.parameters))
+        self.rates = list(rates or [None] * len(self.parameters))
         self.betas, self.eps, self.max_norm = betas, eps, max_norm
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
         self.done = torch.zeros((), dtype=torch.float64, device=lr_P.device)
@@ -120,14 +125,16 @@ class StackedAdamW:
     def step(self, gradients: Sequence[Tensor], share: float | Tensor = 1.0) -> None:
         """One step; `share` is of the learning rates."""
         (beta1, beta2), t = self.betas, self.done.add_(1)
-        rate_P = self.lr_P * (share / (1 - beta1**t))
-        for p, g, (mean, square), of in zip(
-            self.parameters, gradients, self.moments, self.slices, strict=True
+        now = share / (1 - beta1**t)
+        rate_P = self.lr_P * now
+        for p, g, (mean, square), of, own in zip(
+            self.parameters, gradients, self.moments, self.slices, self.rates, strict=True
         ):
             mean.lerp_(g, 1 - beta1)
             square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
             denominator = (square.sqrt() / (1 - beta2**t).sqrt()).add_(self.eps)
-            p.sub_(_along(rate_P[of], p) * mean / denominator)
+            rate = _along(rate_P[of], p) if own is None else (own * now).to(p.dtype)
+            p.sub_(rate * mean / denominator)
 
 
 class Population:
@@ -141,11 +148,12 @@ class Population:
         members: Sequence[Member],
         heads: Sequence[str] = (),
         *,
+        head_lr: float | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         max_norm: float = 1.0,
     ) -> None:
-        """Changes `model`: what it was is frozen. Its dropout must be off.
+        """Changes `model`: what it was is frozen. Its dropout must be off. `head_lr` None: the runs'.
 
         Raises `ValueError` for a head that has something else than linear layers to train.
         """
@@ -159,12 +167,14 @@ class Population:
             layer.adapter = adapter
             layer.register_forward_hook(_add)
             stacks.append(adapter)
+        adapters = [p for stack in stacks for p in stack.parameters()]
         for head in heads:
             stacks += self._stack_head(model.get_submodule(head), head)
         self.parameters = [p for stack in stacks for p in stack.parameters() if p.requires_grad]
+        rates = [None] * len(adapters) + [head_lr] * (len(self.parameters) - len(adapters))
         lr_P = torch.tensor([member.lr for member in members], device=device)
         self.optimizer = StackedAdamW(
-            self.parameters, lr_P, betas=betas, eps=eps, max_norm=max_norm
+            self.parameters, lr_P, rates=rates, betas=betas, eps=eps, max_norm=max_norm
         )
 
     def _stack_head(self, head: nn.Module, name: str) -> list[nn.Module]:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from models.lelora.inject import Target
+from recipes.lelora.credit import evaluating
 from recipes.lelora.shards import put
 from recipes.task import Batch
 
@@ -44,12 +45,11 @@ def input_products(
         model.get_submodule(target.name).register_forward_pre_hook(hook(target.name))
         for target in targets
     ]
-    model.eval()
     try:
-        for batch in batches:
-            forward(batch)
+        with evaluating(model):
+            for batch in batches:
+                forward(batch)
     finally:
-        model.train()
         for handle in handles:
             handle.remove()
     for target in targets:

@@ -120,10 +120,13 @@ class Adapted:
     def _judges(self) -> bool:
         return self.config.method == "lelora"
 
-    def _steer_peft(self, training: Training, lessons: Lessons) -> Steering | None:
+    def _steer_peft(
+        self, training: Training, lessons: Lessons, begin: Callable[[], None]
+    ) -> Steering | None:
         """First weights of peft's layers, and AdaLoRA's allocator."""
         model, config = training.model, self.config
         baselines.fill(model, self.targets, config, self.seed)
+        begin()
         if config.method == "adalora":
             return AdaLora(config, training, self.targets)
         if config.method == "eva":
@@ -138,11 +141,13 @@ class Adapted:
         return None
 
     def steer(
-        self, task: Task, training: Training, school: Callable[[Part], School] | None = None
-    ) -> Steering | None:
+        self, task: Task, training: Training, school: Callable[[Part], School] | None = None,
+        begin: Callable[[], None] = lambda: None,
+    ) -> Steering | None:  # fmt: skip
         """What happens between steps, if anything does; peft's layers get their first weights.
 
-        `school` is what a population would learn on, judged by the meta samples.
+        `school` is what a population would learn on, judged by the meta samples. `begin` is called when
+        the model's function is the base model's.
         """
         if self.config.population and school is None:
             raise ValueError(
@@ -157,7 +162,8 @@ class Adapted:
 
         lessons = Lessons(task.loss, task.count, practice)
         if self.is_peft:
-            return self._steer_peft(training, lessons)
+            return self._steer_peft(training, lessons, begin)
+        begin()
         if not self.has_adapters:
             return None
         meta = None

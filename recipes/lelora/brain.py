@@ -28,11 +28,12 @@ from models.lelora.actions import (
     sample,
     warm_logits,
 )
-from models.lelora.budget import Shape, cost, project, total_cost
+from models.lelora.budget import Shape, cost, fill, project, scaled, total_cost
 from models.lelora.learner import Experience, Learner, Learnt, entropy_weight, group_advantages
 from models.lelora.policy import build_policy, load_policy
 from models.lelora.windows import order, window
 from recipes.lelora.config import LeloraConfig
+from recipes.lelora.exploration import tilted
 
 SMOOTH = 0.8
 """How much of the mean reward, and of its variance, is kept from period to period."""
@@ -93,8 +94,9 @@ class Brain:
         warm = warm_logits(self.space, config.rank, config.policy.hold, start)
         policy = config.policy
         net = build_policy(self.space, warm, policy.net, policy.dim, policy.layers, seed)
-        if policy.path is not None:
-            load_policy(Path(policy.path), net)
+        told = {} if policy.path is None else load_policy(Path(policy.path), net)
+        self.spends = config.population > 0 or "runs" in told
+        """The policy has learnt from populations, whose runs spend the whole budget."""
         self.learner = Learner(net, allowed_MW, policy.algo, policy.lr, policy.periods)
         self.generator = torch.Generator().manual_seed(seed)
         self.reward = torch.zeros(3, dtype=torch.float64)
@@ -155,9 +157,14 @@ class Brain:
         if self.config.policy.path is None and not self.config.population:
             return self.first
         logits = self._logits(features_MF)
-        actions = most_likely(logits)
-        wanted = self._wanted(actions, self.first)
-        return self._affordable(wanted, logits, self.budget)
+        wanted = self._wanted(most_likely(logits), self.first)
+        if len(self.space.widths) > 1:
+            widths = scaled(
+                self.config.param, self.shapes, wanted.widths, self.allowed, self.budget
+            )
+            wanted = Setting(tuple(widths), wanted.starts, wanted.scales)
+        setting = self._affordable(wanted, logits, self.budget)
+        return self._filled(setting, logits) if self.spends else setting
 
     def decide(
         self,
@@ -174,14 +181,49 @@ class Brain:
         wanted = self._limited(self._wanted(actions, now), now, logits.hold_M)
         return Decision(actions, logs_M, self._affordable(wanted, logits, budget))
 
-    def decide_afresh(self, features_MF: Tensor, generator: torch.Generator) -> Decision:
-        """Sample an action for every matrix, none held, for a run that has not begun."""
+    def decide_afresh(
+        self, features_MF: Tensor, generator: torch.Generator, spread: float = 0.0
+    ) -> Decision:
+        """Sample an action for every matrix, none held, for a run that has not begun.
+
+        The whole budget is spent, so what one matrix gets another lacks. With `spread`, the policy's
+        opinion is tilted: see `recipes.lelora.exploration`. The actions returned are what became of it.
+        """
         logits = self._logits(features_MF, generator if self.config.method == "random" else None)
-        actions = sample(logits, generator)
+        tried = tilted(logits, self.space, features_MF, spread, generator) if spread else logits
+        actions = sample(tried, generator)
         actions[:, HOLD] = 0
         wanted = self._wanted(actions, self.first)
-        logs_M = log_prob(logits, self.space, actions)
-        return Decision(actions, logs_M, self._affordable(wanted, logits, self.budget))
+        setting = self._filled(self._affordable(wanted, tried, self.budget), tried)
+        if len(self.space.widths) > 1:
+            actions[:, WIDTH] = torch.tensor([self.space.widths.index(w) for w in setting.widths])
+        return Decision(actions, log_prob(logits, self.space, actions), setting)
+
+    def _filled(self, setting: Setting, logits: Logits) -> Setting:
+        """With what is left of the budget spent, if ranks are chosen."""
+        if len(self.space.widths) == 1:
+            return setting
+        preferences = logits.width_MW.double().log_softmax(1).tolist()
+        widths = fill(
+            self.config.param, self.shapes, setting.widths, preferences, self.allowed, self.budget
+        )
+        return Setting(tuple(widths), setting.starts, setting.scales)
+
+    def imitate(
+        self, features_MF: Tensor, decisions: Sequence[Decision], rewards: Sequence[float],
+        progress: float,
+    ) -> Learnt:  # fmt: skip
+        """Learn from a whole round: make likelier what was better than the round's mean."""
+        told = [max(a, 0.0) for a in group_advantages(rewards)]
+        group = [
+            Experience(
+                features_MF, d.actions_M4, d.log_prob_M, torch.full((len(features_MF),), a), r
+            )
+            for d, a, r in zip(decisions, told, rewards, strict=True)
+            if a > 0
+        ]
+        weight = entropy_weight(self.config.policy.entropy, min(progress, 1.0))
+        return self.learner.imitate(group, weight)
 
     def cut(self, now: Setting, budget: int) -> Setting:
         """As it is, within a smaller budget, all matrices alike."""

@@ -13,15 +13,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from configs.values import at_least
 from models.causal_lm import init_weights, local_folder
 from models.encoder import EncoderConfig, build_encoder, encoder_config, head_names
 from models.hf_folder import Read, write_hf_folder
 from models.stored_weights import Stored, locate, storage_rules
 from recipes.lelora.adapted import Adapted, constant
 from recipes.lelora.config import LeloraConfig
+from recipes.lelora.head import begin_as_probe, last_linear, probe_rows, shared_out
 from recipes.lelora.labelled import Labelled, LabelledConfig, read_labelled
 from recipes.lelora.meta import Part
 from recipes.lelora.population import School
+from recipes.lelora.shards import gathered
 from recipes.lelora.texts import FIRST_ID, Texts, encoded
 from recipes.task import Batch, DataError, Samples, Steering, Training
 
@@ -31,6 +34,16 @@ class LeloraClassifyConfig:
     """The `task` node."""
 
     name: str = "lelora_classify"
+    head_lr: float | None = 1e-3
+    """Peak learning rate of the classifier, whatever that of the adapters is; null: optim.lr."""
+    probe: int = 4096
+    """A new classifier begins as the best linear one for at most so many training samples, as the base
+    model sees them (if it classifies texts, not tokens); 0: it begins with random weights."""
+
+    def __post_init__(self) -> None:
+        at_least("task.probe", self.probe, 0)
+        if self.head_lr is not None:
+            at_least("task.head_lr", self.head_lr, 0)
 
 
 class LeloraClassifyTask:
@@ -45,14 +58,15 @@ class LeloraClassifyTask:
     axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})
 
     def __init__(
-        self, *, task: Any, model: EncoderConfig, data: LabelledConfig, seed: int,
+        self, *, task: LeloraClassifyConfig, model: EncoderConfig, data: LabelledConfig, seed: int,
         lelora: LeloraConfig,
     ) -> None:  # fmt: skip
-        del task
+        self.config = task
         self.model_config, self.data_config, self.seed = model, data, seed
         self.adapted = Adapted(lelora, seed, "SEQ_CLS")
         self._model: nn.Module | None = None
         self._matmul_parameters = 0.0
+        self._head_is_stored = False
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -101,7 +115,7 @@ class LeloraClassifyTask:
             )
 
     def _base_model(self) -> nn.Module:
-        model = build_encoder(self.hf_config)
+        model = build_encoder(self.hf_config, self.model_config.pooling)
         self._model, self._storage_rules = model, storage_rules(model)
         matrices = [
             p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n
@@ -127,13 +141,19 @@ class LeloraClassifyTask:
 
     def locate_weights(self, model: nn.Module, stored: Iterable[str]) -> dict[str, Stored]:
         """By transformers' own rules. A classifier that the folder lacks begins as it would anyway."""
-        base = build_encoder(self.hf_config) if self.adapted.is_peft else model
+        base = (
+            build_encoder(self.hf_config, self.model_config.pooling)
+            if self.adapted.is_peft
+            else model
+        )
         return self.adapted.locate(model, self._locate_base(base, stored))
 
     def _locate_base(self, model: nn.Module, stored: Iterable[str]) -> dict[str, Stored]:
         found = locate(model, self._storage_rules, stored)
+        names = [f"{head}.{n}" for head in head_names(model) for n, _ in _parameters(model, head)]
+        self._head_is_stored = all(name in found for name in names)
         for head in head_names(model):
-            for name, parameter in model.get_submodule(head).named_parameters():
+            for name, parameter in _parameters(model, head):
                 if f"{head}.{name}" not in found:
                     found[f"{head}.{name}"] = constant(self._new(f"{head}.{name}", parameter))
         return found
@@ -212,7 +232,33 @@ class LeloraClassifyTask:
 
     def steering(self, training: Training) -> Steering | None:
         """See `recipes.task.Steers`."""
-        return self.adapted.steer(self, training, lambda meta: self._school(training, meta))
+        return self.adapted.steer(
+            self,
+            training,
+            lambda meta: self._school(training, meta),
+            lambda: self._begin_head(training),
+        )
+
+    def own_rates(self, model: nn.Module) -> dict[nn.Parameter, float]:
+        """See `recipes.task.HasRates`: the classifier's."""
+        if self.config.head_lr is None:
+            return {}
+        every = [p for head in head_names(model) for _, p in _parameters(model, head)]
+        return dict.fromkeys(every, self.config.head_lr)
+
+    def _begin_head(self, training: Training) -> None:
+        """A new classifier begins as a linear probe."""
+        model, train = training.model, self.train_samples()
+        layer = last_linear(model, head_names(model))
+        if not self.config.probe or self._head_is_stored or layer is None:
+            return
+        rows = probe_rows(len(train), self.config.probe, self.seed)
+        size = training.micro_batch_size
+        asked = shared_out(rows, size, training.rank, training.ranks)
+        batches = [(self.collate([train[n] for n in one.numbers]), one.counted) for one in asked]
+        begin_as_probe(
+            model, layer, batches, lambda batch: self._logits(model, batch), training.device
+        )
 
     def _school(self, training: Training, meta: Part) -> School:
         """What a population learns on: batches of the run's size, in the samples' order."""
@@ -221,9 +267,13 @@ class LeloraClassifyTask:
         base = self._base_model()
         whole = self.adapted.whole_base(self, base, lambda stored: self._locate_base(base, stored))
         kept = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
+        for head in head_names(base):
+            kept |= {f"{head}.{n}": gathered(p).cpu() for n, p in _parameters(training.model, head)}
 
         def fresh() -> nn.Module:
-            model = build_encoder(self.hf_config).to_empty(device=training.device)
+            model = build_encoder(self.hf_config, self.model_config.pooling).to_empty(
+                device=training.device
+            )
             model.load_state_dict(kept)
             for name, buffer in whole.named_buffers():
                 model.get_buffer(name).copy_(buffer)
@@ -239,6 +289,7 @@ class LeloraClassifyTask:
         return School(
             base=fresh, heads=head_names(base), each=each, batch=batch_of,
             meta=[self.collate([meta[n] for n in range(number)])], device=training.device,
+            head_lr=self.config.head_lr,
         )  # fmt: skip
 
     def panels(self) -> list[dict[str, Any]]:
@@ -289,7 +340,15 @@ class LeloraClassifyTask:
         Adapted.add_export_arguments(parser)
 
     def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
-        """A LoRA folder of peft with the classifier, or (`--merge`) a folder of whole weights."""
+        """A LoRA folder of peft with the classifier, or (`--merge`) a folder of whole weights.
+
+        Raises `ValueError`.
+        """
+        if self.model_config.pooling != "first":
+            raise ValueError(
+                f"model.pooling={self.model_config.pooling}: readers of transformers' folders give the "
+                "classifier the first token, so this is not exported: train with model.pooling=first"
+            )
         if self.adapted.writes_adapter(options):
             base = self.model_config.path if self.model_config.load_weights else None
             return self.adapted.export_adapter(model, read, out, options, base)
@@ -308,3 +367,7 @@ class LeloraClassifyTask:
         """What data workers need: the tokenizer, and no model."""
         dropped = {"_model", "adapted", "_storage_rules", "parts", "_train", "_held_out"}
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
+
+
+def _parameters(model: nn.Module, head: str) -> list[tuple[str, nn.Parameter]]:
+    return list(model.get_submodule(head).named_parameters())

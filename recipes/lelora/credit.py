@@ -122,7 +122,7 @@ class Meter:
     def loss(self) -> float:
         """Mean loss of a label, without gradients."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        with _evaluating(self.model):
+        with evaluating(self.model):
             for half in self.batches.halves:
                 for batch, counts in half:
                     total += (
@@ -140,7 +140,7 @@ class Meter:
         step = [a - b for a, b in zip(end, begin, strict=True)]
         sums = torch.zeros(3 * M + 2, dtype=torch.float64, device=self.device)
         first_M, second_M, squares_M = sums[:M], sums[M : 2 * M], sums[2 * M : 3 * M]
-        with _evaluating(self.model):
+        with evaluating(self.model):
             for share, weight in SIMPSON:
                 with torch.no_grad():
                     for value, b, s, e in zip(values, begin, step, end, strict=True):
@@ -180,8 +180,8 @@ def reliability(first_M: Tensor, second_M: Tensor) -> float:
     return 2 * r / (1 + r) if r > 0 else r
 
 
-class _evaluating:  # noqa: N801
-    """Without dropout inside."""
+class evaluating:  # noqa: N801
+    """Without dropout inside; afterwards ranks hold their shards of parameters again."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -22,6 +22,7 @@ from models.lelora.inject import Target
 from models.lelora.population import Member, Population, losses
 from models.lelora.switch import Directions
 from recipes.lelora.brain import Brain, Decision, Setting
+from recipes.lelora.exploration import spread_of
 from recipes.task import Batch
 
 WARMUP = 0.1
@@ -41,6 +42,8 @@ class School:
     """The training batch of a number."""
     meta: Sequence[Batch]
     device: torch.device
+    head_lr: float | None = None
+    """Of the heads; None: that of the run's adapters."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ def teach_by(
         begin = time.monotonic()
         made: list[Decision] = []
         if rank == 0:
-            made = [brain.decide_afresh(features_MF, brain.generator) for _ in range(runs)]
+            spread = spread_of(number / max(rounds - 1, 1))
+            made = [brain.decide_afresh(features_MF, brain.generator, spread) for _ in range(runs)]
         made = broadcast(made)
         loss_p = judge(number, made[rank::ranks])
         by_rank = gather_objects(loss_p)
@@ -104,8 +108,7 @@ def teach_by(
         rewards = [-x if x == x and x < float("inf") else -2 * worst for x in loss_P]
         learnt = None
         if rank == 0:
-            credit_M = torch.zeros(len(features_MF), dtype=torch.float64)
-            learnt = brain.learn(features_MF, made, rewards, credit_M, number / max(rounds, 1))
+            learnt = brain.imitate(features_MF, made, rewards, number / max(rounds, 1))
         brain.load(broadcast(brain.state()))
         told = torch.tensor(rewards)
         found.append(
@@ -133,8 +136,9 @@ def _run(
         return []
     members = [member(brain, decision.setting, lr) for decision in decisions]
     population = Population(
-        school.base(), targets, directions, members, school.heads, max_norm=max_norm
-    )
+        school.base(), targets, directions, members, school.heads, head_lr=school.head_lr,
+        max_norm=max_norm,
+    )  # fmt: skip
     for number in range(steps):
         batch = population.repeated(_moved(school.batch(first + number), school.device))
         loss_PB = population.by_run(school.each(population.model, batch))

@@ -111,7 +111,8 @@ def test_texts_are_classified_by_every_method(tmp_path, monkeypatch, capsys, met
             "+model.config.initializer_range=0.2"]  # fmt: skip
     code, output = train(
         "+recipe=lelora_classify", "data=labelled", "data.files=[texts.tsv]", *tiny, *LELORA,
-        f"lelora.method={method}", "trainer.steps=8", "run.dir=r", "trainer.eval_every=8", cwd=tmp_path,
+        f"lelora.method={method}", "trainer.steps=8", "run.dir=r", "trainer.eval_every=8",
+        "task.probe=0", "task.head_lr=null", cwd=tmp_path,
     )  # fmt: skip
     assert code == 0, output
     assert metrics(tmp_path / "r", "eval")[0]["accuracy"] > 0.1

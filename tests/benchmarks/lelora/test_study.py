@@ -6,10 +6,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.lelora import __main__ as program
+from benchmarks.lelora.data import read
 from benchmarks.lelora.page import PAGE, committed, filled, tables
-from benchmarks.lelora.study import rates
+from benchmarks.lelora.policy import School
+from benchmarks.lelora.study import Study, rates
+from benchmarks.lelora.training import Plan
 from benchmarks.lelora.verdict import against, sentence, values, within, word
 from tests.benchmarks.lelora.tiny import write
 
@@ -34,6 +38,8 @@ def test_a_study_measures_every_method_and_is_resumed(tmp_path, monkeypatch, cap
         tried = found["summary"]["tasks"]["wordnet"]["tuning"][row["method"]]
         assert len(tried) >= len(rates("lora"))
         assert row["runs"][0]["lr"] in map(float, tried)
+        assert {run["collapsed"] for run in row["runs"]} <= {True, False}
+    assert set(found["summary"]["tasks"]["wordnet"]["start"]) == {"validation", "test"}
     capsys.readouterr()
     again = start(monkeypatch, tmp_path, "--task", "wordnet")
     assert "runs:" not in capsys.readouterr().out
@@ -95,3 +101,24 @@ def test_steps_and_decompositions_are_tabled():
     assert "| lelora | 11.50 | 1.15 |" in page
     assert "| 4096 x 4096 | 3.00 | 64 |" in page
     assert "3.2 minutes on one GPU" in page
+
+
+def test_a_rate_near_one_at_which_runs_collapse_is_not_chosen(tmp_path):
+    """Unless there is none that is safe."""
+    write(tmp_path / "data")
+    study = Study(read(tmp_path / "data"), tmp_path, Plan(2, 4), School(), rank=2, seeds=2,
+                  device=torch.device("cpu"), dtype=torch.float32, heads=2)  # fmt: skip
+    loss, accuracy = study.start("wordnet")["validation"]
+    assert study.collapsed("wordnet", "validation", float("nan"), accuracy / 2)
+    assert not study.collapsed("wordnet", "validation", loss + 1, accuracy)
+    fine, broken = [loss / 2, 0.9], [loss + 1, accuracy / 2]
+    better = [loss / 3, 0.95]
+    tuning = {"0.001": {"0": fine, "1": fine}, "0.002": {"0": better, "1": better}}
+    study.of("wordnet")["tuning"]["lora"] = tuning
+    assert study.rate("wordnet", "lora") == 0.002
+    tuning["0.004"] = {"0": better, "1": broken}
+    assert study.rate("wordnet", "lora") == 0.002, "half of it is far enough"
+    tuning["0.003"] = {"0": better, "1": broken}
+    assert study.rate("wordnet", "lora") == 0.001
+    study.of("wordnet")["tuning"]["lora"] = {"0.004": {"0": broken, "1": broken}}
+    assert study.rate("wordnet", "lora") == 0.004

@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.lelora.data import Data, Part
 from benchmarks.lelora.encoder import Base
-from benchmarks.lelora.ground import Ground, in_order, input_directions, spectra_of
+from benchmarks.lelora.ground import Ground, in_order, input_directions, probe_of, spectra_of
 from benchmarks.lelora.methods import core_rank, form_of, mica_rank, parameters, start
 from benchmarks.lelora.training import Plan, Run, Together
 from models.lelora.allocated import Allocated, Falling
@@ -16,6 +16,7 @@ from tests.recipes.lelora.toys import BATCH, write_base, write_texts
 from tests.recipes.lelora.toys import Run as Recipe
 
 STEPS, RANK, LR, LENGTH = 20, 2, 2e-2, 8
+HEAD_LR, PROBE = 5e-3, 50
 RANKS = {"mica": 4, "loraxs": 8}
 """At which these train as much as the others, or nearly."""
 METHODS = ("lora", "rslora", "dora", "pissa", "milora", "mica", "eva", "adalora", "loraxs", "frozen",
@@ -30,7 +31,8 @@ def recipes(folder, methods):
             folder, lr=LR, method=method, run_dir=method, steps=STEPS,
             targets=["query", "key", "value", "dense"], rank=RANKS.get(method, RANK),
             widths=[RANKS.get(method, RANK)],
-            model={"path": f"{folder}/base", "load_weights": True, "config": {}},
+            model={"path": f"{folder}/base", "load_weights": True, "config": {}, "pooling": "mean"},
+            task={"probe": PROBE, "head_lr": HEAD_LR}, exclude=[],
         )  # fmt: skip
         for group in run.optimizer.param_groups:
             group["betas"] = (0.9, 0.999)
@@ -75,7 +77,8 @@ def ground_of(theirs, device="cpu"):
     part = part_of(samples)
     shown = Part(*(x.to(device) for x in vars(part).values()))
     inputs = input_directions(base, shown, 8 * BATCH)
-    ground = Ground(base, spectra_of(base), inputs, RANK, STEPS)
+    probe = probe_of(base, shown, 3, PROBE)
+    ground = Ground(base, spectra_of(base), inputs, RANK, STEPS, probe)
     return ground, Data(part, part, part, 3)
 
 
@@ -107,11 +110,12 @@ def test_a_run_is_that_of_the_recipe(theirs, method):
     first, whole, logits, samples = theirs[method]
     steps = torch.arange(STEPS * BATCH).view(STEPS, 1, BATCH) % len(samples)
     forms = [begun(ground, method, first)]
-    together = Together(ground.base, data, Plan(STEPS, BATCH), forms, [Run(0, LR)],
-                        torch.float32, rows_SPB=steps)  # fmt: skip
+    together = Together(ground.base, data, Plan(STEPS, BATCH, head_lr=HEAD_LR), forms, [Run(0, LR)],
+                        torch.float32, ground.probe, rows_SPB=steps)  # fmt: skip
     together.share_S.fill_(1.0)
-    with torch.no_grad():
-        together.head_PCD.copy_(torch.tensor(whole["classifier.weight"]))
+    for ours, name in zip(ground.probe, ("weight", "bias"), strict=True):
+        found = torch.tensor(whole[f"classifier.{name}"])
+        torch.testing.assert_close(ours, found, atol=1e-3, rtol=1e-3)
     before = together.logits(
         together.matrices(), together.rest, data.train[torch.arange(BATCH)[None]]
     )
@@ -165,7 +169,9 @@ def test_methods_beside_each_other_are_what_they_are_alone(theirs):
     def trained(chosen):
         forms = [form_of(ground, method, [3, 4], [of, of]) for method, of in chosen]
         runs = [Run(3, 1e-2), Run(4, 2e-2)] * len(chosen)
-        together = Together(ground.base, data, Plan(STEPS, BATCH), forms, runs, torch.float32)
+        together = Together(
+            ground.base, data, Plan(STEPS, BATCH), forms, runs, torch.float32, ground.probe
+        )
         together.train()
         return together.score(data.test.first(20)).loss_P
 
@@ -186,7 +192,9 @@ def test_a_recorded_step_in_16_bits_is_the_step(theirs):
     def trained(method, recorded, dtype):
         form = form_of(ground, method, [0, 1], [None, None])
         runs = [Run(0, 1e-2), Run(1, 1e-2)]
-        together = Together(ground.base, data, Plan(STEPS, BATCH), [form], runs, dtype)
+        together = Together(
+            ground.base, data, Plan(STEPS, BATCH), [form], runs, dtype, ground.probe
+        )
         if recorded:
             together.train()
         else:

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.lelora.adapter import KINDS, Adapter
-from models.lelora.budget import Shape, cost, project, total_cost
+from models.lelora.budget import Shape, cost, fill, project, scaled, total_cost
 
 ALLOWED = [0, 2, 4, 8, 16]
 matrices = st.lists(
@@ -24,6 +24,37 @@ def test_a_projection_never_costs_more_than_it_may(kind, given_matrices, budget)
     assert all(narrower <= width for narrower, width in zip(found, widths, strict=True))
     assert project(kind, shapes, found, preferences, ALLOWED, budget) == found
     if total_cost(kind, shapes, widths) <= budget:
+        assert found == widths
+
+
+@given(st.sampled_from(sorted(KINDS)), matrices, st.integers(0, 3000))
+def test_what_is_filled_spends_what_there_is_and_no_more(kind, given_matrices, budget):
+    shapes = [Shape(m, n) for m, n, _, _ in given_matrices]
+    preferences = [list(p) for _, _, _, p in given_matrices]
+    start = [0] * len(shapes)
+    found = fill(kind, shapes, start, preferences, ALLOWED, budget)
+    assert total_cost(kind, shapes, found) <= budget
+    assert all(w <= shape.components for w, shape in zip(found, shapes, strict=True))
+    for n, (width, shape) in enumerate(zip(found, shapes, strict=True)):
+        wider = [w for w in ALLOWED if w > width]
+        if wider and wider[0] <= shape.components:
+            more = [*found[:n], wider[0], *found[n + 1 :]]
+            assert total_cost(kind, shapes, more) > budget
+
+
+@given(matrices, st.integers(0, 3000))
+def test_a_smaller_budget_keeps_proportions(given_matrices, budget):
+    shapes = [Shape(m, n) for m, n, _, _ in given_matrices]
+    widths = [width for _, _, width, _ in given_matrices]
+    found = scaled("dir_ab", shapes, widths, ALLOWED, budget)
+    least = [min(w, 2) for w in widths]
+    assert total_cost("dir_ab", shapes, found) <= budget or found == least
+    for a, b in zip(widths, found, strict=True):
+        assert b <= a
+        assert (b == 0) == (a == 0)
+    pairs = sorted(zip(widths, found, strict=True))
+    assert [b for _, b in pairs] == sorted(found), "what was wider is not narrower now"
+    if total_cost("dir_ab", shapes, widths) <= budget:
         assert found == widths
 
 

@@ -12,7 +12,7 @@ from parallel.fsdp import parallelize, set_last_micro_batch
 from parallel.mesh import ParallelConfig, build_mesh
 from parallel.norm import clip, global_norm
 from parallel.weights import load_safetensors, materialize
-from recipes.lelora.classify import LeloraClassifyTask
+from recipes.lelora.classify import LeloraClassifyConfig, LeloraClassifyTask
 from recipes.lelora.config import LeloraConfig, PolicyConfig
 from recipes.lelora.labelled import LabelledConfig
 from recipes.task import Training
@@ -37,7 +37,7 @@ def write_texts(folder, number=120):
     return file
 
 
-def make_task(folder, policy=None, model=None, **lelora):
+def make_task(folder, policy=None, model=None, task=None, **lelora):
     settings = {"rank": 2, "widths": [0, 1, 2, 4], "period": 5, "first": 5, "until": 0.75,
                 "meta_share": 0.2, "min_reliability": -1.0, "max_switched": 1.0, "fold_rank": 8,
                 "targets": ["query", "value", "dense"], "exclude": ["pooler.dense"],
@@ -49,7 +49,7 @@ def make_task(folder, policy=None, model=None, **lelora):
         ),
     )
     return LeloraClassifyTask(
-        task=None, model=EncoderConfig(**(MODEL | (model or {}))), seed=0, lelora=config,
+        task=LeloraClassifyConfig(**({"probe": 0, "head_lr": None} | (task or {}))), model=EncoderConfig(**(MODEL | (model or {}))), seed=0, lelora=config,
         data=LabelledConfig(files=[str(Path(folder) / "texts.tsv")], max_length=16, holdout=0.2),
     )  # fmt: skip
 
@@ -82,7 +82,9 @@ class Run:
                 self.model, folder_of_base, partial(self.task.locate_weights, self.model)
             )
         self.optimizer = build_optimizer(
-            self.model.parameters(), OptimConfig(lr=lr, weight_decay=0.0, betas=[0.9, 0.99])
+            self.model.parameters(),
+            OptimConfig(lr=lr, weight_decay=0.0, betas=[0.9, 0.99]),
+            self.task.own_rates(self.model),
         )
         (Path(folder) / run_dir).mkdir(exist_ok=True)
         self.steering = self.task.steering(
