@@ -33,20 +33,30 @@ class Job:
         words = [self.what, "--set", str(options.sets / f"{self.name}.npz"), "--resume",
                  "--seed", str(self.seed), "--plan", options.plan or self.plan,
                  "--device", options.device, "--out", str(options.out)]  # fmt: skip
-        if self.plan == "levers":
-            words[-1] += "/levers"
+        if self.plan in ASIDE:
+            words[-1] += f"/{self.plan}"
         return [sys.executable, "-m", "benchmarks.slide", *words, *options.eager]
 
 
 JOBS: list[list[Job]] = [
-    [Job("study", "beauty", plan="full"), Job("study", "toys", plan="full")],
+    [Job("trials", "beauty", plan="full")],
+    [Job("study", "beauty", 0, "first")],
+    [Job("study", "toys", 0, "first")],
+    [Job("study", "yelp", 0, "many")],
+    [Job("study", "movielens", 0, "long")],
+    [Job("study", "beauty", 1, "lean")],
+    [Job("study", "toys", 1, "lean")],
+    [Job("study", "beauty", 2, "lean")],
+    [Job("study", "toys", 2, "lean")],
     [Job("latency", "beauty")],
-    [Job("study", "beauty", 1, "fast"), Job("study", "toys", 1, "fast")],
-    [Job("study", "yelp", 0, "many"), Job("study", "movielens", 0, "long")],
-    [Job("study", "beauty", 2, "fast"), Job("study", "toys", 2, "fast")],
+    [Job("study", "beauty_permuted", 0, "lean")],
+    [Job("study", "beauty", 0, "cross")],
     [Job("study", "beauty", 0, "levers")],
 ]
-"""Those of a group run at once."""
+"""Those of a group run at once. A GPU gives processes turns, so two studies together take as long as one
+after the other."""
+ASIDE = ("levers", "cross")
+"""Plans whose results are beside those of the comparison, not among them."""
 
 
 @dataclass
