@@ -13,7 +13,7 @@
 no training, `trials` trains teachers in several ways, `study` trains (in the way that is best in the
 trials of `--out`, if there are any) and compares everything for one set and one seed, `latency` measures
 decoding. Each writes JSON files into `--out`, one for each set and seed: `--resume` passes over those
-that are whole, and goes on with one that was cut after its last whole stage.
+that are whole, and goes on after the searches of one that was cut.
 """
 
 import argparse

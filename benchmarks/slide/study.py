@@ -29,8 +29,6 @@ from recipes.slide.shards import Rows
 from recipes.slide.teachers import Teachers
 
 IN_MEMORY = "in memory"
-AGAIN = ("lists",)
-"""Stages that are done again in a study that goes on: their results are large, and soon found."""
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Study:
         """The stages in order, but for those done; what is found so far is whole after each."""
         for stage in (self.teachers, self.searches, self.lists, self.students, self.decoding,
                       self.reinforcement):  # fmt: skip
-            if stage.__name__ in done and stage.__name__ not in AGAIN:
+            if stage.__name__ in done:
                 continue
             began = time.monotonic()
             stage()
@@ -179,7 +177,8 @@ class Study:
                 rows = self.exported.get(name, self.exported["strong"])
                 rows = without_copies(rows) if how == "plain" else rows
                 found, lengths = columns.of_lists(task, rows, self.device)
-            start = self.trained["h" if codes == "heads" else "s"].weights
+            teacher = self.trained["h" if codes == "heads" else "s"].model
+            start = dict(teacher.state_dict())  # as it computes: a study that goes on has no others
             batches = columns.batches_of(task, self.device)
             members.append(
                 Member(name, task, plan.student_optim, self.seed, found, lengths, batches, start)

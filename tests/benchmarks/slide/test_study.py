@@ -75,7 +75,7 @@ def cut_at(judge, row):
     return cut
 
 
-def test_a_cut_study_goes_on_after_its_last_whole_stage(results, monkeypatch):
+def test_a_cut_study_goes_on_after_its_searches(results, monkeypatch):
     folder, packed = results
     whole = json.loads((folder / "slide-beauty-0.json").read_text())
     words = ("study", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out", folder / "cut")
@@ -85,7 +85,7 @@ def test_a_cut_study_goes_on_after_its_last_whole_stage(results, monkeypatch):
             run(patch, *words)
     file = folder / "cut" / "slide-beauty-0.json"
     assert json.loads(file.read_text())["summary"]["stage"] == "students"
-    assert (folder / "cut" / "slide-beauty-0.weights" / "heads.safetensors").exists()
+    assert (folder / "cut" / "slide-beauty-0.weights" / "m.safetensors").exists()
     patched = cut_at(study.Judging.judge, "s:beam50")  # a row of a stage that is done
     monkeypatch.setattr(study.Judging, "judge", patched)
     run(monkeypatch, *words, "--resume")
