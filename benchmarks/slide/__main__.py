@@ -3,43 +3,50 @@
     python -m benchmarks.slide prepare --folder FOLDER --sids FOLDER --set sets/beauty.npz
     python -m benchmarks.slide weights --set sets/beauty.npz --set sets/toys.npz --out runs/slide
     python -m benchmarks.slide counts --set sets/beauty.npz --out runs/slide
+    python -m benchmarks.slide trials --set sets/beauty.npz --out runs/slide
     python -m benchmarks.slide study --set sets/beauty.npz --seed 0 --out runs/slide --resume
     python -m benchmarks.slide latency --set sets/beauty.npz --out runs/slide
     python -m benchmarks.slide.page runs/slide
 
 `prepare` packs a folder with sequences.txt and the folder that `+recipe=sid_build` made of it.
 `weights` chooses the weights of the co-occurrence table on validation, `counts` has the rows that need
-no training, `study` trains and compares everything for one set and one seed, `latency` measures
+no training, `trials` trains teachers in several ways, `study` trains (in the way that is best in the
+trials of `--out`, if there are any) and compares everything for one set and one seed, `latency` measures
 decoding. Each writes JSON files into `--out`, one for each set and seed: `--resume` passes over those
-that are whole, so results grow over several runs.
+that are whole, and goes on after the searches of one that was cut.
 """
 
 import argparse
 import json
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import results
+from benchmarks.slide import kept
 from benchmarks.slide.counting import choose
 from benchmarks.slide.latency import latencies
-from benchmarks.slide.plan import PLANS
+from benchmarks.slide.plan import PLANS, TEACHINGS, Plan
 from benchmarks.slide.scored import flags, scored
 from benchmarks.slide.sets import Prepared, prepare
 from benchmarks.slide.study import Study
 from models.slide.history import NOTHING
 from recipes.slide.rows import COUNTS, parse_row, recommender
 
+WHAT = ("prepare", "weights", "counts", "trials", "study", "latency")
+
 
 def main() -> None:
     """Parse, and do one of them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("what", choices=("prepare", "weights", "counts", "study", "latency"))
+    parser.add_argument("what", choices=WHAT)
     parser.add_argument("--set", type=Path, action="append", required=True, help="a packed set")
     parser.add_argument("--folder", help="prepare: with sequences.txt")
     parser.add_argument("--sids", help="prepare: of sid_build")
+    parser.add_argument("--permute-ties", type=int, help="prepare: the control's seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plan", choices=PLANS, default="full")
     parser.add_argument("--out", type=Path, default=Path("runs/slide-study"))
@@ -50,7 +57,7 @@ def main() -> None:
     if options.what == "prepare":
         if options.folder is None or options.sids is None:
             parser.error("prepare needs --folder and --sids")
-        prepare(options.folder, options.sids, options.set[0])
+        prepare(options.folder, options.sids, options.set[0], options.permute_ties)
     elif options.what == "weights":
         found = choose({file.stem: Prepared.of(file).split for file in options.set})
         summary = {k: v for k, v in found.items() if k != "tried"}
@@ -65,9 +72,10 @@ def main() -> None:
 def of_set(options: argparse.Namespace, path: Path) -> None:
     """One file for one set."""
     names = {"counts": f"slide-{path.stem}-counts", "study": f"slide-{path.stem}-{options.seed}",
-             "latency": "slide-latency"}  # fmt: skip
+             "latency": "slide-latency", "trials": "slide-trials"}  # fmt: skip
     file = options.out / f"{names[options.what]}.json"
-    if file.exists() and options.resume and json.loads(file.read_text())["summary"]["whole"]:
+    goes_on = options.resume and file.exists()
+    if goes_on and json.loads(file.read_text())["summary"]["whole"]:
         print(f"{file} is whole")
         return
     data = Prepared.of(path)
@@ -78,26 +86,32 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
         rows = counted(data)
         results.write(file, "slide", "cpu", config, rows, {"whole": True, "strata": strata})
     elif options.what == "latency":
-        measured: list[Any] = []
-        for row in latencies(data, torch.device(options.device), options.plan == "tiny"):
+        measured = json.loads(file.read_text())["rows"] if goes_on else []
+        for row in latencies(data, torch.device(options.device), options.plan == "tiny", measured):
             measured.append(row)
             results.write(file, "slide", options.device, config, measured, {"whole": False})
         results.write(file, "slide", options.device, config, measured, {"whole": True})
+    elif options.what == "trials":
+        study = started(options, data, PLANS[options.plan])
+        figures = study.trials(TEACHINGS)
+        summary = {"whole": True, "validation ndcg@10": figures, "trainings": study.trainings,
+                   "chosen": max(figures, key=lambda name: figures[name])}  # fmt: skip
+        config |= {"seed": options.seed, "plan": plan_of(options.plan, study.plan),
+                   "teachings": {name: asdict(how) for name, how in TEACHINGS.items()}}  # fmt: skip
+        results.write(file, "slide", options.device, config, [], summary)
     else:
-        plan = PLANS[options.plan]
-        device = torch.zeros(0, device=options.device).device  # with its number, as tensors say it
-        study = Study(data, plan, options.seed, device, not options.eager, say=said)
-        config |= {"seed": options.seed, "plan": plan_of(options.plan)}
-        last = None
-        for stage in study.run():
-            last = stage
+        plan = taught(PLANS[options.plan], options.out)
+        study = started(options, data, plan)
+        config |= {"seed": options.seed, "plan": plan_of(options.plan, plan)}
+        done = kept.restore(study, file, config) if goes_on else kept.forget(file)
+        for stage in study.run(done):
             summary = {"whole": False, "stage": stage, "trainings": study.trainings,
                        "seconds": study.seconds, "about": study.judging.about}  # fmt: skip
+            kept.keep(study, file)
             results.write(file, "slide", options.device, config, study.judging.rows, summary)
-        assert last is not None
-        results.write(
-            file, "slide", options.device, config, study.judging.rows, {**summary, "whole": True}
-        )
+        summary["whole"] = True
+        results.write(file, "slide", options.device, config, study.judging.rows, summary)
+        kept.forget(file)
     print(f"everything is in {file}")
 
 
@@ -107,11 +121,25 @@ def said(line: str) -> None:
     sys.stdout.flush()
 
 
-def plan_of(name: str) -> dict[str, Any]:
-    """As plain data."""
-    from dataclasses import asdict
+def started(options: argparse.Namespace, data: Prepared, plan: Plan) -> Study:
+    """What the options ask for."""
+    device = torch.zeros(0, device=options.device).device  # with its number, as tensors say it
+    return Study(data, plan, options.seed, device, not options.eager, say=said)
 
-    return {"name": name, **asdict(PLANS[name])}
+
+def taught(plan: Plan, out: Path) -> Plan:
+    """With teachers trained as was best in trials, which are here or a folder above."""
+    for folder in (out, out.parent):
+        file = folder / "slide-trials.json"
+        if file.exists():
+            chosen = json.loads(file.read_text())["summary"]["chosen"]
+            return replace(plan, teaching=TEACHINGS[chosen])
+    return plan
+
+
+def plan_of(name: str, plan: Plan) -> dict[str, Any]:
+    """As plain data."""
+    return {"name": name, **asdict(plan)}
 
 
 def counted(data: Prepared) -> list[Any]:

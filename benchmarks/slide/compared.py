@@ -6,14 +6,16 @@ X users, S seeds, R resamples
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.slide.scored import read
 from recipes.ctr.metrics import Floats, Ints
-from recipes.ctr.significance import Difference, Values, Weighted, difference, resampled
+from recipes.ctr.significance import CHUNK, Difference, Values, difference, draws
 from recipes.slide.metrics import gains
 
 CUT = 10
@@ -70,7 +72,7 @@ def load(folder: Path) -> dict[str, OfSet]:
     found: dict[str, OfSet] = {}
     for path in sorted(folder.glob("slide-*.json")):
         file = json.loads(path.read_text())
-        if "set" not in file["config"] or path.stem == "slide-latency":
+        if "set" not in file["config"] or path.stem in ("slide-latency", "slide-trials"):
             continue
         name = file["config"]["set"]
         of = found.setdefault(name, OfSet(name, file["config"]["users"]))
@@ -81,12 +83,18 @@ def load(folder: Path) -> dict[str, OfSet]:
     return found
 
 
-def _mean(gain_X: Floats) -> Weighted:
-    return lambda drawn_RX: (drawn_RX @ gain_X) / drawn_RX.sum(1)
+@lru_cache(maxsize=4)
+def _drawn(users: int) -> NDArray[np.uint16]:
+    """How often each user is drawn (R, X), the same for all rows: drawing takes long."""
+    return np.concatenate([part.astype(np.uint16) for part in draws(users, RESAMPLES, seed=0)])
 
 
 def _values(gains_S: Sequence[Floats]) -> Values:
-    return resampled([_mean(x) for x in gains_S], len(gains_S[0]), RESAMPLES, seed=0)
+    gains_XS = np.stack(gains_S, axis=1)
+    drawn_RX = _drawn(len(gains_XS))
+    parts = np.array_split(drawn_RX, max(1, RESAMPLES // CHUNK))
+    sums_RS = np.concatenate([part.astype(np.float64) @ gains_XS for part in parts])
+    return Values(gains_XS.mean(0), sums_RS / len(gains_XS))
 
 
 def against(

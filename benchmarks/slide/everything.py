@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 
 PAUSE = 0.5
+PART = 15 * 2**20
+"""Bytes of a part of the archive."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +35,30 @@ class Job:
         words = [self.what, "--set", str(options.sets / f"{self.name}.npz"), "--resume",
                  "--seed", str(self.seed), "--plan", options.plan or self.plan,
                  "--device", options.device, "--out", str(options.out)]  # fmt: skip
-        if self.plan == "levers":
-            words[-1] += "/levers"
+        if self.plan in ASIDE:
+            words[-1] += f"/{self.plan}"
         return [sys.executable, "-m", "benchmarks.slide", *words, *options.eager]
 
 
 JOBS: list[list[Job]] = [
-    [Job("study", "beauty", plan="full"), Job("study", "toys", plan="full")],
+    [Job("trials", "beauty", plan="full")],
+    [Job("study", "beauty", 0, "first")],
+    [Job("study", "toys", 0, "first")],
+    [Job("study", "yelp", 0, "many")],
+    [Job("study", "movielens", 0, "long")],
+    [Job("study", "beauty", 1, "lean")],
+    [Job("study", "toys", 1, "lean")],
+    [Job("study", "beauty", 2, "lean")],
+    [Job("study", "toys", 2, "lean")],
     [Job("latency", "beauty")],
-    [Job("study", "beauty", 1, "fast"), Job("study", "toys", 1, "fast")],
-    [Job("study", "yelp", 0, "many"), Job("study", "movielens", 0, "long")],
-    [Job("study", "beauty", 2, "fast"), Job("study", "toys", 2, "fast")],
+    [Job("study", "beauty_permuted", 0, "lean")],
+    [Job("study", "beauty", 0, "cross")],
     [Job("study", "beauty", 0, "levers")],
 ]
-"""Those of a group run at once."""
+"""Those of a group run at once. A GPU gives processes turns, so two studies together take as long as one
+after the other."""
+ASIDE = ("levers", "cross")
+"""Plans whose results are beside those of the comparison, not among them."""
 
 
 @dataclass
@@ -72,7 +84,7 @@ class Running:
                     if child.poll() is None:
                         child.kill()
                         child.wait()
-            if time.monotonic() - packed > 15:
+            if time.monotonic() - packed > 30:
                 self.pack()
                 packed = time.monotonic()
             time.sleep(PAUSE)
@@ -83,13 +95,20 @@ class Running:
         print(f"{names}: exit {codes}, {time.monotonic() - began:.0f} s", flush=True)
 
     def pack(self) -> None:
-        """All results so far as one file."""
+        """All results so far, in parts that `cat` joins."""
         if self.options.archive is None:
             return
         beside = self.options.archive.with_suffix(".tmp")
         with tarfile.open(beside, "w:gz", compresslevel=4) as archive:
             archive.add(self.options.out, "results")
-        beside.replace(self.options.archive)
+        for old in self.options.archive.parent.glob(f"{self.options.archive.name}.*"):
+            old.unlink()
+        with beside.open("rb") as file:
+            for number, part in enumerate(iter(lambda: file.read(PART), b"")):
+                self.options.archive.with_name(f"{self.options.archive.name}.{number}").write_bytes(
+                    part
+                )
+        beside.unlink()
 
 
 def main() -> None:
@@ -98,7 +117,11 @@ def main() -> None:
     parser.add_argument("--sets", type=Path, required=True, help="a folder of packed sets")
     parser.add_argument("--seconds", type=float, default=430.0, help="for all jobs together")
     parser.add_argument("--out", type=Path, default=Path("runs/slide-study"))
-    parser.add_argument("--archive", type=Path, help="a .tar.gz of everything, kept up to date")
+    parser.add_argument(
+        "--archive",
+        type=Path,
+        help="a .tar.gz of everything, kept up to date, in parts .0, .1, ...",
+    )
     parser.add_argument("--plan", help="for all studies, such as tiny")
     parser.add_argument("--groups", type=int, nargs="*", help="numbers of groups of jobs; all")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -47,6 +47,9 @@ class Member:
     """Its `count` is what the summed loss is divided by."""
     start: Mapping[str, Tensor] | None = None
     """Weights to begin with; slots that they lack are zero."""
+    by_target: bool = False
+    """Divide by the mean count of a batch, so that each target weighs the same; else by the batch's own:
+    batches of short sequences then weigh as much as those of long ones."""
     log: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -74,17 +77,22 @@ class Running:
             state = model.state_dict()
             own = {name: member.start.get(name, torch.zeros_like(x)) for name, x in state.items()}
             model.load_state_dict(own)
+        self.count: float | None = None
+        if member.by_target:
+            targets = float(member.columns["weights"].sum()) * member.task.data.ids.levels
+            self.count = targets / len(member.lengths_R) * schedule.batch_size
         self.masters = [nn.Parameter(p.detach().clone()) for p in model.parameters()]
         self.model: Any = model.to(dtype).train()
-        self.parameters = list(self.model.parameters())
+        self.parameters: list[Tensor] = list(self.model.parameters())
         self.optimizer = build_optimizer(self.masters, member.optim)
         rates = [learning_rate(member.optim, s + 1, schedule.steps) for s in range(schedule.steps)]
         self.rates_S = torch.tensor([*rates, *[0.0] * SPARE], device=device)
         self.rate = torch.zeros((), device=device)
         for group in self.optimizer.param_groups:
             group["lr"], group["capturable"] = self.rate, device.type == "cuda"
-        for master in self.masters:
-            master.grad = torch.zeros_like(master)
+        self.grads = [torch.zeros_like(master) for master in self.masters]
+        for master, grad in zip(self.masters, self.grads, strict=True):
+            master.grad = grad
         generator = torch.Generator().manual_seed(member.seed)
         self.orders = [
             o.to(device) for o in schedule.orders(member.lengths_R, generator)
@@ -100,18 +108,16 @@ class Running:
         rows_B = self.orders[number].index_select(0, self.drawn[number][None])[0]
         columns = {name: x.index_select(0, rows_B) for name, x in self.member.columns.items()}
         batch = self.member.make_batch(columns, length)
-        loss = self.member.task.loss(self.model, batch) / batch["count"]
+        count = batch["count"] if self.count is None else self.count
+        loss = self.member.task.loss(self.model, batch) / count
         grads = torch.autograd.grad(loss, self.parameters)
         with torch.no_grad():
-            for master, grad in zip(self.masters, grads, strict=True):
-                assert master.grad is not None
-                master.grad.copy_(grad)
+            torch._foreach_copy_(self.grads, grads)
             if self.member.optim.max_norm:
                 nn.utils.clip_grad_norm_(self.masters, self.member.optim.max_norm)
             self.rate.copy_(self.rates_S.index_select(0, self.done[None])[0])
             self.optimizer.step()
-            for parameter, master in zip(self.parameters, self.masters, strict=True):
-                parameter.copy_(master)
+            torch._foreach_copy_(self.parameters, tuple(self.masters))
             self.loss += loss.detach().float()
             self.done += 1
             self.drawn[number].add_(1).remainder_(len(self.orders[number]))

@@ -34,8 +34,8 @@ class Judging:
     about: dict[str, Any] = field(default_factory=dict)
 
     def ensemble(self) -> None:
-        """Of all teachers, those with steps, and those with heads: what is best on validation."""
-        kinds = {"steps": ("steps",), "heads": ("heads",), "all": ("steps", "heads")}
+        """Of all teachers, and those with heads: what is best on validation."""
+        kinds = {"heads": ("heads",), "all": ("steps", "heads")}
         figures: dict[str, float] = {}
         chosen = self.some_users()
         targets = self.targets("validation")[chosen]

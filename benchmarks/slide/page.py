@@ -20,7 +20,13 @@ from recipes.ctr.significance import holm
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "slide.md"
 RESULTS = ROOT / "benchmarks" / "results"
-SETS = {"beauty": "Beauty", "toys": "Toys", "yelp": "Yelp-P5", "movielens": "MovieLens-1M"}
+SETS = {
+    "beauty": "Beauty",
+    "toys": "Toys",
+    "yelp": "Yelp-P5",
+    "movielens": "MovieLens-1M",
+    "beauty_permuted": "Beauty, ties permuted",
+}
 OFFLINE = {
     "popularity": "popularity",
     "markov": "Markov counts",
@@ -43,6 +49,7 @@ ONLINE = {
     "weak_heads:greedy": "student of its own start with heads, one greedy pass",
     "direct_heads:greedy": "direct list model with heads, one greedy pass",
     "direct_steps:greedy": "direct list model with steps, one greedy pass",
+    "cross_heads:greedy": "student of models that did not train on its users, with heads",
     "plain_heads:greedy": "student with heads, no copies of histories",
     "log_heads:greedy": "student with heads, later places weigh less",
     "shuffled_heads:greedy": "student with heads, lists shuffled",
@@ -60,6 +67,8 @@ CLAIMS = [
     ("student above beam 50 of its size, steps", "steps:greedy", "s:beam50"),
     ("student with heads above beam 50 with steps", "heads:greedy", "s:beam50"),
     ("stronger teacher, better student", "heads:greedy", "weak_heads:greedy"),
+    ("copies of histories above none", "heads:greedy", "plain_heads:greedy"),
+    ("teachers of other users above one of all", "cross_heads:greedy", "weak_heads:greedy"),
     ("list RL above its student", "rl_heads:greedy", "heads:greedy"),
     ("heads above steps", "heads:greedy", "steps:greedy"),
 ]
@@ -183,12 +192,22 @@ def latency(folder: Path) -> list[str]:
     rows = result["rows"]
     at = {(r["size"], r["codes"], r["how"], r["batch"]): r for r in rows}
     batches = sorted({r["batch"] for r in rows})
+    sizes = list(dict.fromkeys(r["size"] for r in rows))
     lines = [
         "| model | codes | decoding | passes | " + " | ".join(f"batch {b}, ms" for b in batches)
         + " | " + " | ".join(f"batch {b}, users/s" for b in batches) + " |",
         "|---" * (4 + 2 * len(batches)) + "|",
     ]  # fmt: skip
-    for size, codes, how in dict.fromkeys((r["size"], r["codes"], r["how"]) for r in rows):
+    for size, codes, how in sorted(
+        {(r["size"], r["codes"], r["how"]) for r in rows},
+        key=lambda key: (
+            sizes.index(key[0]),
+            key[1] != "steps",
+            key[2] != "greedy",
+            len(key[2]),
+            key[2],
+        ),
+    ):
         found = [at.get((size, codes, how, b)) for b in batches]
         first = next(r for r in found if r)
         cells = [f"{r['ms']:.2f}" if r else "" for r in found]
@@ -197,7 +216,7 @@ def latency(folder: Path) -> list[str]:
                      f"| {first['steps']} | " + " | ".join(cells) + " |")  # fmt: skip
     lines += ["", "| users per second, list over search | " + " | ".join(f"batch {b}" for b in batches)
               + " |", "|---" * (1 + len(batches)) + "|"]  # fmt: skip
-    for size in dict.fromkeys(r["size"] for r in rows):
+    for size in sizes:
         for mine, theirs, how in (
             (m, t, h)
             for h in ("beam50", "beam200")
@@ -210,9 +229,10 @@ def latency(folder: Path) -> list[str]:
                 both = one and two
                 cells.append(f"{one['users_per_second'] / two['users_per_second']:.2f}"  # type: ignore[index]
                              if both else "")  # fmt: skip
-            lines.append(
-                f"| {size}, list by {mine} over {how} by {theirs} | " + " | ".join(cells) + " |"
-            )
+            if any(cells):
+                lines.append(
+                    f"| {size}, list by {mine} over {how} by {theirs} | " + " | ".join(cells) + " |"
+                )
     device = result["machine"]["device"]
     return [*lines, "", f"Medians, {device}, torch {result['versions']['torch']}."]
 

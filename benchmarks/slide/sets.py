@@ -13,9 +13,14 @@ from recipes.slide.items import Items
 from recipes.slide.sequences import Sequences
 
 
-def prepare(folder: str, sids: str, out: Path) -> None:
-    """Pack a folder with sequences.txt and the semantic IDs that `sid_build` made of it."""
-    config = SequencesConfig(source="sequences", folder=folder, short_users="drop")
+def prepare(folder: str, sids: str, out: Path, permute_ties: int | None = None) -> None:
+    """Pack a folder with sequences.txt and the semantic IDs that `sid_build` made of it.
+
+    `permute_ties` is that of `data`, the control; the IDs must have been made with the same.
+    """
+    config = SequencesConfig(
+        source="sequences", folder=folder, short_users="drop", permute_ties=permute_ties
+    )
     pack(Data(config, sids), out)
 
 

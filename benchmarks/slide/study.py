@@ -5,9 +5,9 @@ here many small models train at once (`benchmarks.slide.fleet`).
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from benchmarks.slide import columns
 from benchmarks.slide.fleet import Evaluate, Member, Running, Schedule, Trained, train
 from benchmarks.slide.judging import Judging
-from benchmarks.slide.plan import Plan
+from benchmarks.slide.plan import Plan, Teaching
 from models.slide.folder import Exported
 from models.slide.graphs import recorded
 from models.slide.ids import make_ids
@@ -50,33 +50,77 @@ class Study:
     def __post_init__(self) -> None:
         self.judging = Judging(self.data, self.plan, self.device, self.say)
 
-    def run(self) -> Iterator[str]:
-        """The stages in order; what is found so far is whole after each."""
+    def run(self, done: Collection[str] = ()) -> Iterator[str]:
+        """The stages in order, but for those done; what is found so far is whole after each."""
         for stage in (self.teachers, self.searches, self.lists, self.students, self.decoding,
                       self.reinforcement):  # fmt: skip
+            if stage.__name__ in done:
+                continue
             began = time.monotonic()
             stage()
             self.seconds[stage.__name__] = time.monotonic() - began
             self.say(f"{stage.__name__}: {self.seconds[stage.__name__]:.1f} s")
             yield stage.__name__
 
+    def add(self, name: str, task: GrTrainTask, trained: Trained) -> None:
+        """A model that others learn from, and that is compared."""
+        self.trained[name] = trained
+        folds = {key: getattr(task.config, key, 0) for key in ("folds", "fold")}
+        self.judging.models[name] = [Exported(trained.model, task.data.ids, [], folds, name)]
+
+    def task_of(self, name: str) -> GrTrainTask:
+        """The task that trains a model of this name."""
+        how, _, codes = name.rpartition("_")
+        return dict(self._teacher_tasks()).get(name) or self._list_task(codes, how)
+
+    def _teacher_tasks(self) -> Iterator[tuple[str, GrTrainTask]]:
+        plan = self.plan
+        wanted = {name: (*how, 0, 0) for name, how in plan.teachers.items()}
+        for fold in range(plan.folds):
+            wanted[f"fold{fold}"] = (*plan.teachers["h"], plan.folds, fold)
+        for name, (size, codes, _, folds, fold) in wanted.items():
+            beams = max(10, min(20, plan.beams))
+            yield name, self.teacher(size, codes, beams, plan.teaching, folds, fold)
+
+    def teacher(
+        self, size: str, codes: str, beams: int, teaching: Teaching, folds: int = 0, fold: int = 0
+    ) -> GrTrainTask:
+        """A task that trains one."""
+        task = GrTrainTask(
+            task=GrTrainConfig(sids=IN_MEMORY, beams=beams, folds=folds, fold=fold),
+            model=replace(self.plan.model(size, codes, 0, teaching.dropout), tied=teaching.tied),
+            data=self.data.config,
+            seed=0,
+        )
+        task.data = of_items(self.data) if codes == "items" else self.data
+        return task
+
+    def member(self, name: str, task: GrTrainTask, teaching: Teaching, seed: int) -> Member:
+        """A teacher of the fleet."""
+        found, lengths = columns.of_windows(task, self.device)
+        return Member(
+            name, task, teaching.optim, seed, found, lengths, columns.batches_of(task, self.device),
+            by_target=teaching.by_target,
+        )  # fmt: skip
+
     def teachers(self) -> None:
         """All of them at once."""
-        plan, members = self.plan, []
-        for name, (size, codes, shift) in plan.teachers.items():
-            task = GrTrainTask(
-                task=GrTrainConfig(sids=IN_MEMORY, beams=max(10, min(20, plan.beams))),
-                model=plan.model(size, codes, dropout=plan.teacher_dropout),
-                data=self.data.config,
-                seed=0,
-            )
-            task.data = of_items(self.data) if codes == "items" else self.data
-            found, lengths = columns.of_windows(task, self.device)
-            batches = columns.batches_of(task, self.device)
-            members.append(
-                Member(name, task, plan.teacher_optim, self.seed + shift, found, lengths, batches)
-            )
+        plan = self.plan
+        members = [
+            self.member(name, task, plan.teaching, self.seed + _shift(plan, name))
+            for name, task in self._teacher_tasks()
+        ]
         self._train(members, plan.teacher_epochs, plan.teacher_batch)
+
+    def trials(self, teachings: Mapping[str, Teaching]) -> dict[str, float]:
+        """Teachers by heads, one for each way to train them: the best NDCG@10 on validation."""
+        plan = self.plan
+        members = [
+            self.member(name, self.teacher("s", "heads", 10, teaching), teaching, self.seed)
+            for name, teaching in teachings.items()
+        ]
+        self._train(members, plan.teacher_epochs, plan.teacher_batch)
+        return {name: float(self.trained[name].best["ndcg@10"]) for name in teachings}
 
     def searches(self) -> None:
         """Beam search of each teacher and of all, with counts, whose weight validation chooses."""
@@ -94,11 +138,15 @@ class Study:
         self.exported: dict[str, Rows] = {
             "strong": self._export(self.judging.models["e"], alpha, self.plan.copies),
         }
-        for name, teacher in (("weak_heads", "h"), ("weak_steps", "s")):
+        folds = [f"fold{fold}" for fold in range(self.plan.folds)]
+        for name, teachers in (
+            ("weak_heads", ["h"]),
+            ("weak_steps", ["s"]),
+            ("cross_heads", folds),
+        ):
             if name in self.plan.students:
-                self.exported[name] = self._export(
-                    self.judging.models[teacher], 0.0, self.plan.copies
-                )
+                asked = [self.judging.models[teacher][0] for teacher in teachers]
+                self.exported[name] = self._export(asked, 0.0, self.plan.copies)
 
     def _export(self, asked: Sequence[Exported], counts: float, copies: int) -> Rows:
         plan = self.plan
@@ -106,7 +154,8 @@ class Study:
             sids=IN_MEMORY, teachers=[IN_MEMORY], beams=plan.beams, copies=copies, counts=counts,
             shards=1, batch_size=plan.batch, newest=plan.newest,
         )  # fmt: skip
-        search = Search(config, self.data, Teachers(asked, 0), self.device)
+        folds = int(asked[0].about.get("folds", 0))
+        search = Search(config, self.data, Teachers(asked, folds), self.device)
         rows = search.rows(np.arange(len(search.prefixes.rows[0])), lambda: False)
         assert rows is not None
         own = rows.target_ranks[rows.copies_R == 0]
@@ -125,10 +174,11 @@ class Study:
             if how == "direct":
                 found, lengths = columns.of_followed(task, self.device)
             else:
-                rows = self.exported[name if how == "weak" else "strong"]
+                rows = self.exported.get(name, self.exported["strong"])
                 rows = without_copies(rows) if how == "plain" else rows
                 found, lengths = columns.of_lists(task, rows, self.device)
-            start = self.trained["h" if codes == "heads" else "s"].weights
+            teacher = self.trained["h" if codes == "heads" else "s"].model
+            start = dict(teacher.state_dict())  # as it computes: a study that goes on has no others
             batches = columns.batches_of(task, self.device)
             members.append(
                 Member(name, task, plan.student_optim, self.seed, found, lengths, batches, start)
@@ -201,10 +251,9 @@ class Study:
             members, schedule, self._evaluate(members), self.device, self.dtype, self.graphs
         )
         seconds = time.monotonic() - began
-        ids = {member.name: member.task.data.ids for member in members}
+        tasks = {member.name: member.task for member in members}
         for name, trained in done.items():
-            self.trained[name] = trained
-            self.judging.models[name] = [Exported(trained.model, ids[name], [], {}, name)]
+            self.add(name, tasks[name], trained)
             parameters = sum(p.numel() for p in trained.model.parameters())
             self.trainings[name] = {
                 "steps": steps, "batch": batch, "parameters": parameters, "best": trained.best,
@@ -242,6 +291,10 @@ class Study:
     @property
     def _captures(self) -> bool:
         return self.graphs and self.device.type == "cuda"
+
+
+def _shift(plan: Plan, name: str) -> int:
+    return plan.teachers[name][2] if name in plan.teachers else 0
 
 
 def of_items(data: Data) -> Data:

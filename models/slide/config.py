@@ -21,6 +21,8 @@ class SlideConfig:
     codes: str = "steps"
     """How the codes of an item are predicted: steps (a pass of the layers for each) or heads (one pass
     for all, and small heads that see the codes before theirs)."""
+    tied: bool = True
+    """Codes are predicted by the vectors that they have as inputs; false: by others of their own."""
     list_length: int = 0
     """Items of the list that one greedy pass writes (task list_distill); 0: a model of the next item."""
 

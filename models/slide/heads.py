@@ -60,6 +60,7 @@ class SlideHeads(nn.Module):
         D, V = config.hidden_size, 1 + sum(self.sizes)
         self.tokens_VD = nn.Parameter(torch.empty(V, D))
         self.chosen_VD = nn.Parameter(torch.empty(V, D))
+        self.out_VD = None if config.tied else nn.Parameter(torch.empty(V, D))
         self.slots_KD = (
             nn.Parameter(torch.empty(config.list_length, D)) if config.list_length else None
         )
@@ -149,8 +150,9 @@ class SlideHeads(nn.Module):
         return x_BND
 
     def _logits(self, x_BND: Tensor, level: int) -> Tensor:
-        """One level's head: a small network, and the rows that the level's codes have as inputs."""
+        """One level's head: a small network, and the rows of the level's codes."""
         x_BND = nn.functional.rms_norm(x_BND, x_BND.shape[-1:])
         x_BND = x_BND + nn.functional.gelu(x_BND @ self.up_LDD[level]) @ self.down_LDD[level]
+        table_VD = self.tokens_VD if self.out_VD is None else self.out_VD
         begin = self.offsets[level]
-        return x_BND @ self.tokens_VD[begin : begin + self.sizes[level]].T
+        return x_BND @ table_VD[begin : begin + self.sizes[level]].T

@@ -34,6 +34,7 @@ class Slide(nn.Module):
         self.offsets = offsets(sizes)
         D = config.hidden_size
         self.tokens_VD = nn.Parameter(torch.empty(1 + sum(self.sizes), D))
+        self.out_VD = None if config.tied else nn.Parameter(torch.empty_like(self.tokens_VD))
         self.slots_KD = (
             nn.Parameter(torch.empty(config.list_length, D)) if config.list_length else None
         )
@@ -73,9 +74,10 @@ class Slide(nn.Module):
         return [self._logits(self.norm(x_BTD), cache.filled % len(self.sizes))]
 
     def _logits(self, x_BND: Tensor, level: int) -> Tensor:
-        """By the rows that the level's codes have as inputs."""
+        """By the rows that the level's codes have as inputs, or others (`tied`)."""
+        table_VD = self.tokens_VD if self.out_VD is None else self.out_VD
         begin = self.offsets[level]
-        return x_BND @ self.tokens_VD[begin : begin + self.sizes[level]].T
+        return x_BND @ table_VD[begin : begin + self.sizes[level]].T
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:

@@ -1,6 +1,6 @@
 """Task `slide`: all stages, one after the other, each given what those before it have left.
 
-sid_build --- gr_train --- beam_export --- list_distill --- list_eval
+sid_build --- gr_train --- beam_export --- list_distill [--- list_rl] --- list_eval
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from models.slide.config import SlideConfig
 from recipes.slide.config import SequencesConfig
 from recipes.task import Stage
 
-STAGES = ("sid_build", "gr_train", "beam_export", "list_distill", "list_eval")
+STAGES = ("sid_build", "gr_train", "beam_export", "list_distill", "list_rl", "list_eval")
 
 
 @dataclass(kw_only=True)
@@ -23,6 +23,8 @@ class SlideTaskConfig:
     stages: dict[str, Any] = field(default_factory=dict)
     """For each stage, what is different from the chain's own nodes and the stage's defaults: `task`,
     `model`, `trainer`, `optim` ... as they would be given to it alone."""
+    rl: bool = False
+    """Also `list_rl`, which goes on from the student; `list_eval` knows its model as `improved`."""
     until: str = STAGES[-1]
     """The last stage to run."""
 
@@ -57,10 +59,16 @@ class SlideTask:
             "gr_train": {"sids": sids},
             "beam_export": {"sids": sids, "teachers": [teacher]},
             "list_distill": {"sids": sids, "lists": lists, "teacher": teacher},
+            "list_rl": {"sids": sids, "lists": lists, "teacher": student},
             "list_eval": {"models": {"teacher": teacher, "student": student}},
         }
+        if self.config.rl:
+            improved = str(folder / "list_rl" / "exported")
+            given["list_eval"]["models"]["improved"] = improved
         found = []
         for name in STAGES[: STAGES.index(self.config.until) + 1]:
+            if name == "list_rl" and not self.config.rl:
+                continue
             own = self.config.stages.get(name) or {}
             task = {"name": name, **given[name], **(own.get("task") or {})}
             found.append(Stage(name, {**own, "task": task}))

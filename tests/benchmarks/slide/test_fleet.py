@@ -69,7 +69,10 @@ SCHEDULE = Schedule(lengths=(4, 7), batch_size=8, steps=9, evaluations=3)
 
 
 def test_a_fleet_trains_each_model_as_a_plain_loop_would(data):
-    members = [member(data, 0), member(data, 1, "heads")]
+    members = [member(data, 0), member(data, 1, "heads"), member(data, 2)]
+    members[2].name, members[2].by_target = "by_target", True
+    targets = members[2].columns["weights"].sum() * data.ids.levels
+    mean = float(targets / len(members[2].lengths_R) * SCHEDULE.batch_size)
     found = train(members, SCHEDULE, constant, CPU, torch.float32)
     for one in members:
         model = one.task.build_model()
@@ -82,7 +85,8 @@ def test_a_fleet_trains_each_model_as_a_plain_loop_would(data):
             rows = orders[number][used[number]].tolist()
             used[number] += 1
             batch = one.task.collate([samples[row] for row in rows])
-            (one.task.loss(model, batch) / batch["count"]).backward()
+            count = mean if one.by_target else batch["count"]
+            (one.task.loss(model, batch) / count).backward()
             nn.utils.clip_grad_norm_(model.parameters(), OPTIM.max_norm)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(OPTIM, step, SCHEDULE.steps)

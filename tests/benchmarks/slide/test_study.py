@@ -10,6 +10,7 @@ from benchmarks.pages import filled
 from benchmarks.slide import __main__ as program
 from benchmarks.slide import page, study
 from benchmarks.slide.compared import against, load
+from benchmarks.slide.plan import TEACHINGS, TINY
 from benchmarks.slide.scored import read, written
 from recipes.slide.metrics import MISSED, gains, places
 from tests.benchmarks.slide.small import planted
@@ -36,7 +37,7 @@ def test_a_study_has_every_row_with_every_user(results):
     found = json.loads((folder / "slide-beauty-0.json").read_text())
     rows = {row["row"]: row for row in found["rows"]}
     assert {"s:beam50", "h:beam50", "s:repeat", "sasrec:beam10", "e:beam12", "e:beam12+counts", "heads:greedy",
-            "steps:greedy", "direct_heads:greedy", "weak_heads:greedy", "rl_heads:greedy",
+            "steps:greedy", "direct_heads:greedy", "weak_heads:greedy", "cross_heads:greedy", "rl_heads:greedy",
             "heads:beam50"} <= set(rows)  # fmt: skip
     assert found["summary"]["whole"]
     for row in rows.values():
@@ -50,7 +51,7 @@ def test_a_study_has_every_row_with_every_user(results):
     trained = found["summary"]["trainings"]
     for one in trained.values():
         assert one["best"]["ndcg@10"] == max(entry["ndcg@10"] for entry in one["log"])
-    assert found["summary"]["about"]["ensemble"]["chosen"] in ("steps", "heads", "all")
+    assert found["summary"]["about"]["ensemble"]["chosen"] in ("heads", "all")
 
 
 def test_what_is_whole_is_not_done_again(results, monkeypatch, capsys):
@@ -61,6 +62,51 @@ def test_what_is_whole_is_not_done_again(results, monkeypatch, capsys):
     assert "is whole" in capsys.readouterr().out
     with pytest.raises(TypeError):
         run(monkeypatch, *words)
+
+
+def cut_at(judge, row):
+    """As if somebody stopped the study there."""
+
+    def cut(self, text):
+        if text == row:
+            raise KeyboardInterrupt
+        judge(self, text)
+
+    return cut
+
+
+def test_a_cut_study_goes_on_after_its_searches(results, monkeypatch):
+    folder, packed = results
+    whole = json.loads((folder / "slide-beauty-0.json").read_text())
+    words = ("study", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out", folder / "cut")
+    with monkeypatch.context() as patch:
+        patch.setattr(study.Judging, "judge", cut_at(study.Judging.judge, "heads:greedy"))
+        with pytest.raises(KeyboardInterrupt):
+            run(patch, *words)
+    file = folder / "cut" / "slide-beauty-0.json"
+    assert json.loads(file.read_text())["summary"]["stage"] == "students"
+    assert (folder / "cut" / "slide-beauty-0.weights" / "m.safetensors").exists()
+    patched = cut_at(study.Judging.judge, "s:beam50")  # a row of a stage that is done
+    monkeypatch.setattr(study.Judging, "judge", patched)
+    run(monkeypatch, *words, "--resume")
+    found = json.loads(file.read_text())
+    assert [row["row"] for row in found["rows"]] == [row["row"] for row in whole["rows"]]
+    for one, other in zip(found["rows"], whole["rows"], strict=True):
+        assert one["places"] == other["places"]
+    assert not (folder / "cut" / "slide-beauty-0.weights").exists()
+
+
+def test_studies_train_as_is_best_in_trials(results, monkeypatch):
+    folder, packed = results
+    run(monkeypatch, "trials", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out",
+        folder / "tried")  # fmt: skip
+    summary = json.loads((folder / "tried" / "slide-trials.json").read_text())["summary"]
+    figures = summary["validation ndcg@10"]
+    assert set(figures) == set(TEACHINGS)
+    assert figures[summary["chosen"]] == max(figures.values())
+    for out in (folder / "tried", folder / "tried" / "levers"):
+        assert program.taught(TINY, out).teaching == TEACHINGS[summary["chosen"]]
+    assert program.taught(TINY, folder / "elsewhere") == TINY
 
 
 def test_the_page_has_what_is_in_the_files(results):
@@ -74,7 +120,7 @@ def test_the_page_has_what_is_in_the_files(results):
     assert line.split(" | ")[3] == f"{recall:.4f}".replace("0.", ".", 1)
     assert any(x.startswith("| co-occurrence counts |") for x in tables["offline"])
     timed = json.loads((folder / "slide-latency.json").read_text())["rows"]
-    first = next(r for r in timed if r["how"] == "greedy" and r["batch"] == 1)
+    first = next(r for r in timed if (r["codes"], r["how"], r["batch"]) == ("steps", "greedy", 1))
     assert f"{first['ms']:.2f}" in tables["latency"][2]
     text = "a\n<!-- online -->\nold\n<!-- end -->\nb"
     new = filled(text, tables)

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,20 @@ def test_only_the_past_counts(kind):
     ]
     same = (flat[0] == flat[1]).tolist()
     assert same == [True] * (2 * 3 + 2) + [False] * 4  # from the next code on
+
+
+@pytest.mark.parametrize("kind", ["steps", "heads"])
+def test_codes_may_be_predicted_by_vectors_of_their_own(kind):
+    ids, model = small_ids(distinct=True), small_model(codes=kind)
+    own = build(replace(model.config, tied=False), SIZES).double().eval()
+    own.load_state_dict({**model.state_dict(), "out_VD": model.tokens_VD})
+    inputs = training_inputs(torch.tensor(ids.codes_IL[[1, 2, 3, 4]])[None], SIZES)
+    for found, expected in zip(own(*inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        own.out_VD.mul_(2)
+    for found, expected in zip(own(*inputs), model(*inputs), strict=True):
+        torch.testing.assert_close(found, 2 * expected)
 
 
 @pytest.mark.parametrize("kind", ["steps", "heads"])

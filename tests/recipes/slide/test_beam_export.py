@@ -91,11 +91,13 @@ def test_every_training_prefix_has_the_list_that_a_search_alone_finds(made, whol
     assert (hit == (rows.target_ranks >= 0)).all()
 
 
-def test_two_ranks_write_the_same_rows(made, whole, tmp_path):
-    first, second = run_ranks(2, on_ranks, tmp_path, *made)
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_more_ranks_write_the_same_rows(made, whole, tmp_path, ranks):
+    first, *others = run_ranks(ranks, on_ranks, tmp_path, *made)
     assert shards(tmp_path) == shards(whole[0])
     assert first == whole[1]
-    assert {k: v for k, v in first.items() if k.startswith("val")} == second
+    validation = {k: v for k, v in first.items() if k.startswith("val")}
+    assert others == [validation] * (ranks - 1)
 
 
 def killed(folder, sids, teachers):
