@@ -23,7 +23,7 @@ RESAMPLES = 1000
 
 
 @dataclass
-class OfSet:
+class SetStudies:
     """All that is known of one set."""
 
     name: str
@@ -67,15 +67,15 @@ class OfSet:
         return np.flatnonzero(np.array([c == "1" for c in letters]))
 
 
-def load(folder: Path) -> dict[str, OfSet]:
+def load(folder: Path) -> dict[str, SetStudies]:
     """Every set that has a file in the folder, in the order of the names."""
-    found: dict[str, OfSet] = {}
+    found: dict[str, SetStudies] = {}
     for path in sorted(folder.glob("slide-*.json")):
         file = json.loads(path.read_text())
         if "set" not in file["config"] or path.stem in ("slide-latency", "slide-trials"):
             continue
         name = file["config"]["set"]
-        of = found.setdefault(name, OfSet(name, file["config"]["users"]))
+        of = found.setdefault(name, SetStudies(name, file["config"]["users"]))
         if path.stem.endswith("-counts"):
             of.counts = file
         else:
@@ -98,7 +98,7 @@ def _values(gains_S: Sequence[Floats]) -> Values:
 
 
 def against(
-    of: OfSet, first: str, second: str, kind: str, name: str, only: str | None = None
+    of: SetStudies, first: str, second: str, kind: str, name: str, only: str | None = None
 ) -> tuple[Difference, int] | None:
     """How much better the first row is, over the seeds that both have (and how many); None: nothing.
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.pages import filled
-from benchmarks.slide.compared import OfSet, against, load
+from benchmarks.slide.compared import SetStudies, against, load
 from recipes.ctr.significance import holm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -86,7 +86,7 @@ def number(values: list[float], digits: int = 4) -> str:
     return f"{mean} ({np.std(values, ddof=1):.{digits}f})".replace("(0.", "(.")
 
 
-def table(of: OfSet, names: Mapping[str, str]) -> list[str]:
+def table(of: SetStudies, names: Mapping[str, str]) -> list[str]:
     """Recall and NDCG of rows, raw and new, and new recall by stratum."""
     lines = [
         "| row | raw recall | raw NDCG | new recall | new NDCG | same day | later |",
@@ -106,7 +106,7 @@ def table(of: OfSet, names: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def by_set(sets: Mapping[str, OfSet], names: Mapping[str, str]) -> list[str]:
+def by_set(sets: Mapping[str, SetStudies], names: Mapping[str, str]) -> list[str]:
     """A table for each set."""
     lines: list[str] = []
     for name, words in SETS.items():
@@ -118,7 +118,7 @@ def by_set(sets: Mapping[str, OfSet], names: Mapping[str, str]) -> list[str]:
     return lines[:-1] if lines else [NOT_YET]
 
 
-def claims(sets: Mapping[str, OfSet]) -> list[str]:
+def claims(sets: Mapping[str, SetStudies]) -> list[str]:
     """Differences of new recall@10 and NDCG@10 with p after Holm's correction over those of a set."""
     lines: list[str] = []
     for name, words in SETS.items():
@@ -145,11 +145,11 @@ def claims(sets: Mapping[str, OfSet]) -> list[str]:
     return lines[:-1] if lines else [NOT_YET]
 
 
-def _has_strata(of: OfSet) -> bool:
+def _has_strata(of: SetStudies) -> bool:
     return of.counts is not None and bool(of.counts["summary"]["strata"])
 
 
-def offline(sets: Mapping[str, OfSet]) -> list[str]:
+def offline(sets: Mapping[str, SetStudies]) -> list[str]:
     """How the ensemble and the counts' weight were chosen, and what training took."""
     lines = ["| set | seed | plan | ensemble | counts weigh | targets in the first 10 of its lists |",
              "|---" * 6 + "|"]  # fmt: skip
@@ -168,7 +168,7 @@ def offline(sets: Mapping[str, OfSet]) -> list[str]:
     return lines if len(lines) > 2 else [NOT_YET]
 
 
-def trainings(sets: Mapping[str, OfSet]) -> list[str]:
+def trainings(sets: Mapping[str, SetStudies]) -> list[str]:
     """Steps, parameters and the step of the best checkpoint."""
     lines = ["| set | seed | model | parameters | steps | best at | validation NDCG@10 | seconds |",
              "|---" * 8 + "|"]  # fmt: skip
