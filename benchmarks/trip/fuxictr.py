@@ -6,11 +6,11 @@
     T targets, N items of a history
 
 Their models and their training loop, from their repository and package, read files that this program
-writes: the same targets, histories and split as ours. Both sides see items only (no stars, no times), as
-their DIN has no place for more, with the same size of the item table, batches, epochs and rate, Adam
-without decay, and after each epoch an evaluation, of which the best in AUC on the validation part counts.
-What is left to each is how it starts, the order of samples and the layers behind the history; their loop
-lowers the rate where validation does not improve. `--wide` gives theirs the layers of their defaults.
+writes: the same targets, histories and split as ours. Both sides see items only (no stars, no times),
+with the same size of the item table, batches, epochs and rate, Adam without decay, and an evaluation
+after each epoch, of which the best in AUC on the validation part counts. What is left to each is how it
+starts, the order of samples and the layers behind the history; their loop lowers the rate where
+validation does not improve. `--wide` gives theirs the layers of their defaults, too.
 """
 
 import argparse

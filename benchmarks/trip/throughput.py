@@ -27,6 +27,7 @@ from models.trip.attention import Score, Visibility
 from models.trip.config import TripConfig
 from models.trip.history import UNSEEN
 from models.trip.model import Trip, init_weights
+from models.trip.reconstruction import Urn
 from parallel.weights import materialize
 from recipes.trip import INPUTS, TripTask, TripTaskConfig
 
@@ -146,6 +147,8 @@ class Subject:
     ) -> None:
         self.config, self.batch = config, batch
         self.task = TripTask(task=TripTaskConfig(), model=config, data=None, seed=0)  # type: ignore[arg-type]
+        every = torch.arange(UNSEEN + 1, ITEMS, device=device)
+        self.task.urn = Urn.of(torch.cat([batch["items_BN"].flatten(), every]))
         with torch.device("meta"):
             self.model = Trip(config, ITEMS, 0, GROUPS)
         materialize(self.model, device, init_weights, seed=0)
