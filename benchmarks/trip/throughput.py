@@ -64,12 +64,13 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="both sides, before they are graphed"
     )
+    parser.add_argument("--profile", action="store_true", help="kernels of a step in the JSON, too")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device, rows = torch.device(options.device), []
     for N in options.length or sorted(BATCH):
         B = options.batch_size or BATCH.get(N, 1024 * 200 // N)
-        rows += measure(N, B, device, options.rounds, options.steps, options.compile)
+        rows += measure(N, B, device, options)
         for row in rows[-len(MODELS) :]:
             print(
                 f"{row['length']:5} x {row['batch']}  {row['model']:38} "
@@ -98,22 +99,27 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(
-    N: int, B: int, device: torch.device, rounds: int, steps: int, compiled: bool
+    N: int, B: int, device: torch.device, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """A row for each model."""
     batch, found = made_up(N, B, device), {}
     for name, changes in MODELS.items():
         config = TripConfig(max_history=N, groups=GROUPS, **changes)
         with fastest(config):
-            found[name] = Subject(config, batch, device, compiled)
+            found[name] = Subject(config, batch, device, options.compile)
     times: dict[tuple[str, str], list[float]] = {}
-    for number in range(rounds):
+    for number in range(options.rounds):
         # alternate who is first, so that a machine that warms up favours none
         for name in list(found)[:: 1 if number % 2 else -1]:
             for kind in ("train", "infer"):
                 with fastest(found[name].config):
-                    ms = timed(getattr(found[name], kind), steps, device)
+                    ms = timed(getattr(found[name], kind), options.steps, device)
                 times.setdefault((name, kind), []).append(ms)
+    profiles: dict[str, dict[str, Any]] = {name: {} for name in found}
+    for name, subject in found.items() if options.profile else ():
+        with fastest(subject.config):
+            for kind, step in (("train", subject._train), ("infer", subject._infer)):
+                profiles[name][kind] = kernels(step, device)
     return [
         {
             "length": N,
@@ -124,9 +130,31 @@ def measure(
             "train_GiB": subject.peaks.get("train", 0.0),
             "infer_GiB": subject.peaks.get("infer", 0.0),
             "rounds": {kind: times[name, kind] for kind in ("train", "infer")},
+            "kernels": profiles[name],
         }
         for name, subject in found.items()
     ]
+
+
+def kernels(step: Callable[[], None], device: torch.device, most: int = 25) -> list[list[Any]]:
+    """Where a step's time goes, the largest first: kernel, milliseconds, calls.
+
+    On a CPU operators instead, so that the same code is tried there.
+    """
+    with torch.profiler.profile() as profile:
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    where = (
+        torch.autograd.DeviceType.CUDA if device.type == "cuda" else torch.autograd.DeviceType.CPU
+    )
+    time_of = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    rows = [
+        [of.key[:120], getattr(of, time_of) / 1000, of.count]
+        for of in profile.key_averages()
+        if of.device_type == where
+    ]
+    return sorted(rows, key=lambda row: -float(row[1]))[:most]
 
 
 @contextmanager
