@@ -10,7 +10,8 @@ writes: the same targets, histories and split as ours. Both sides see items only
 with the same size of the item table, batches, epochs and rate, Adam without decay, and an evaluation
 after each epoch, of which the best in AUC on the validation part counts. What is left to each is how it
 starts, the order of samples and the layers behind the history; their loop lowers the rate where
-validation does not improve. `--wide` gives theirs the layers of their defaults, too.
+validation does not improve. `--start` lets their item table start as large as ours, `--wide` gives
+theirs the layers of their defaults, in rows of their own; `--resume` keeps the rows of the JSON.
 """
 
 import argparse
@@ -31,6 +32,8 @@ from numpy.typing import NDArray
 from benchmarks.results import write
 from benchmarks.trip.study import compose, task_of
 from benchmarks.trip.training import Data, Plan, train
+from models.trip.encodings import EMBEDDING_STD
+from models.trip.history import UNSEEN
 from recipes.ctr.metrics import auc
 from recipes.ctr.targets import Targets
 from recipes.trip import TripTask
@@ -40,6 +43,7 @@ OURS = {"DIN": "din", "BST": "bst model.time=none model.rank=learned", "DIEN": N
 SAME = ["optim.betas=[0.9,0.999]", "optim.weight_decay=0", "optim.schedule=constant",
         "optim.warmup=0", "optim.max_norm=10", "model.dropout=0"]  # fmt: skip
 """What their loop does."""
+STARTED, WIDE = ", its item table started as ours", ", its default layers"
 NEAR = 0.002
 """In AUC: so near our DIN is to be to theirs."""
 
@@ -55,30 +59,36 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--wide", action="store_true", help="theirs with their default layers, too")
+    parser.add_argument("--start", action="store_true", help="theirs with our start, too")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_intermixed_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
+    if options.resume and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
     overrides = [*options.overrides, *SAME]
     task = items_only(task_of(compose("din", overrides)))
     config = {name: getattr(options, name) for name in ("seeds", "epochs", "batch_size", "lr")}
-    config |= {"overrides": options.overrides, "targets": task.describe()["targets"],
+    config |= {"targets": task.describe()["targets"],
                "hidden_size": task.model_config.hidden_size,
                "max_history": task.model_config.max_history}  # fmt: skip
     for name in options.model or list(OURS):
         with tempfile.TemporaryDirectory() as folder:
             files = written(task, Path(folder), post=name == "DIEN")
-            variants = {f"FuxiCTR {name}": False}
-            variants |= {f"FuxiCTR {name}, its default layers": True} if options.wide else {}
-            for title, wide in variants.items():
+            for more in ("", STARTED * options.start, WIDE * options.wide):
+                title = f"FuxiCTR {name}{more}"
+                if title in {row["model"] for row in rows}:
+                    continue
                 aucs = [
-                    theirs(name, wide, files, task, options, seed) for seed in range(options.seeds)
+                    theirs(name, more, files, task, options, seed) for seed in range(options.seeds)
                 ]
                 rows.append({"model": title, "beside": name, "auc": aucs})
                 print(rows[-1], flush=True)
-        if (model := OURS[name]) is not None:
-            rows.append({"model": f"ours, {name}", "beside": name,
-                         "auc": ours(model, overrides, task, options)})  # fmt: skip
+        model, title = OURS[name], f"ours, {name}"
+        if model is not None and title not in {row["model"] for row in rows}:
+            aucs = ours(model, overrides, task, options)
+            rows.append({"model": title, "beside": name, "auc": aucs})
             print(rows[-1], flush=True)
         write(options.json, "trip.fuxictr", "cpu", config, rows, summary(rows))
 
@@ -152,7 +162,7 @@ def columns(task: TripTask, part: Targets, post: bool) -> dict[str, NDArray[Any]
 
 
 def theirs(
-    name: str, wide: bool, files: Path, task: TripTask, options: Any, seed: int
+    name: str, more: str, files: Path, task: TripTask, options: Any, seed: int
 ) -> float:  # fmt: skip
     """AUC of the test part, by their model and loop."""
     began = time.monotonic()
@@ -175,7 +185,7 @@ def theirs(
     }  # fmt: skip
     if name == "DIEN":
         settings["dien_neg_seq_field"] = []
-    if not wide:
+    if more != WIDE:
         settings["dnn_hidden_units"] = [2 * D]
         settings |= {
             "DIN": {"attention_hidden_units": [80, 40], "attention_hidden_activations": "Sigmoid"},
@@ -184,6 +194,9 @@ def theirs(
         }[name]
     (files / "rows").mkdir(exist_ok=True)
     model = model_class(feature_map, **settings)
+    if more == STARTED:
+        table = model.embedding_layer.embedding_layers["item"].weight
+        torch.nn.init.normal_(table.data[UNSEEN + 1 :], std=EMBEDDING_STD)
     paths = {f"{part}_data": str(files / f"{part}.npz") for part in ("train", "valid", "test")}
     trains, validates, tests = loaders.RankDataLoader(
         feature_map, batch_size=options.batch_size, num_workers=0, **paths
