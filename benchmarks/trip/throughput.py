@@ -145,14 +145,11 @@ def kernels(step: Callable[[], None], device: torch.device, most: int = 25) -> l
         step()
         if device.type == "cuda":
             torch.cuda.synchronize()
-    where = (
-        torch.autograd.DeviceType.CUDA if device.type == "cuda" else torch.autograd.DeviceType.CPU
-    )
     time_of = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     rows = [
         [of.key[:120], getattr(of, time_of) / 1000, of.count]
         for of in profile.key_averages()
-        if of.device_type == where
+        if of.device_type.name == device.type.upper()
     ]
     return sorted(rows, key=lambda row: -float(row[1]))[:most]
 
