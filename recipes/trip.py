@@ -16,7 +16,7 @@ from models.trip.config import TripConfig
 from models.trip.cost import training_flops
 from models.trip.history import PADDING, UNSEEN, Grouping, bucket, quantile_edges, time_edges
 from models.trip.model import Output, Trip, init_weights
-from models.trip.reconstruction import choose_masked, reconstruction_loss
+from models.trip.reconstruction import Candidates, Urn, choose_masked
 from models.trip.serve import Read, write_folder
 from recipes.ctr import figures
 from recipes.ctr.config import InteractionsConfig
@@ -187,16 +187,37 @@ class TripTask:
         """Targets."""
         return int(batch["count"])
 
+    @cached_property
+    def urn(self) -> Urn | None:
+        """Where candidates for hidden items come from; None where that is the whole catalogue.
+
+        Every interaction that training may count is in it, and every item once more.
+        """
+        parts, few = self.parts, 2 * self.model_config.reconstruction_candidates
+        if not UNSEEN + 1 < parts.num_items > few > 0:
+            return None
+        met = parts.vocabulary_I[self.table.items_E[parts.known_E]]
+        every = np.arange(UNSEEN + 1, parts.num_items)
+        return Urn.of(torch.from_numpy(np.concatenate([met[met > UNSEEN], every])))
+
+    def _candidates(self, device: torch.device) -> Candidates | None:
+        """What hidden items of a batch are told from in training; None: all items."""
+        if not self.model_config.reconstruction or self.urn is None:
+            return None
+        if self.urn.items_U.device != device:  # once: a step that is recorded must not copy
+            self.urn = Urn(*(x.to(device) for x in self.urn))
+        return self.urn.draw(self.model_config.reconstruction_candidates)
+
     def _forward(
-        self, model: nn.Module, batch: Batch, masked_BM: Tensor | None
+        self,
+        model: nn.Module,
+        batch: Batch,
+        masked_BM: Tensor | None,
+        candidates: Candidates | None = None,
     ) -> tuple[Output, Tensor]:
         """What the model gives, and each history's reconstruction loss."""
-        out: Output = model(*(batch[name] for name in INPUTS), masked_BM)
-        if out.item_logits_BMV is None or masked_BM is None:
-            return out, torch.zeros_like(out.logits_B)
-        return out, reconstruction_loss(
-            out.item_logits_BMV, batch["items_BN"], masked_BM, batch["targets_B"]
-        )
+        out: Output = model(*(batch[name] for name in INPUTS), masked_BM, candidates)
+        return out, torch.zeros_like(out.logits_B) if out.nats_B is None else out.nats_B
 
     def _masked(self, batch: Batch, priority_BN: Tensor) -> Tensor | None:
         if not self.model_config.reconstruction:
@@ -208,8 +229,9 @@ class TripTask:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy of the clicks, plus the weighted reconstruction loss, summed over targets."""
-        priority_BN = torch.rand(batch["items_BN"].shape, device=batch["items_BN"].device)
-        out, nats_B = self._forward(model, batch, self._masked(batch, priority_BN))
+        items_BN = batch["items_BN"]
+        masked_BM = self._masked(batch, torch.rand(items_BN.shape, device=items_BN.device))
+        out, nats_B = self._forward(model, batch, masked_BM, self._candidates(items_BN.device))
         clicks = nn.functional.binary_cross_entropy_with_logits(
             out.logits_B.float(), batch["labels_B"], reduction="sum"
         )

@@ -1,4 +1,4 @@
-"""Tables of docs/trip.md from the results of studies and of the throughput benchmark.
+"""Tables of docs/trip.md from the results of studies, of the comparison with FuxiCTR, and of throughput.
 
     python -m benchmarks.trip.page benchmarks/results/trip-*.json [--into docs/trip.md]
 
@@ -42,6 +42,8 @@ def section(file: Path, result: dict[str, Any]) -> str:
     """Heading, what was run on what, and tables."""
     if result["name"] == "trip.throughput":
         device, lines = result["machine"]["device"], throughput(result)
+    elif result["name"] == "trip.fuxictr":
+        device, lines = result["machine"]["device"], beside(result)
     else:
         trainings = (t for row in result["rows"] for t in row["trainings"])
         device = ", ".join(sorted({t["device"] for t in trainings if "device" in t}))
@@ -91,6 +93,26 @@ def grid(rows: dict[str, Any], candidate: str, metric: str) -> list[str]:
             )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*lines, ""] if some else []
+
+
+def beside(result: dict[str, Any]) -> list[str]:
+    """FuxiCTR's models and ours on the same rows."""
+    config = result["config"]
+    lines = [
+        f"{config['targets']}; items only, histories of {config['max_history']}, embeddings of "
+        f"{config['hidden_size']}, {config['epochs']} epochs of batches of {config['batch_size']}, rate "
+        f"{config['lr']:g}, {config['seeds']} seeds.",
+        "",
+        "| model | test AUC (sd) | by seed |",
+        "|---" * 3 + "|",
+    ]
+    for row in result["rows"]:
+        of = np.array(row["auc"])
+        spread = f" ({of.std(ddof=1):.4f})" if len(of) > 1 else ""
+        seeds = ", ".join(f"{value:.4f}" for value in of)
+        lines.append(f"| {row['model']} | {of.mean():.4f}{spread} | {seeds} |")
+    less = ", ".join(f"{n} {v:+.4f}" for n, v in result["summary"].items() if n != "near")
+    return [*lines, "", f"Ours less theirs: {less}."] if less else lines
 
 
 def throughput(result: dict[str, Any]) -> list[str]:

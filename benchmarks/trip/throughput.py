@@ -27,6 +27,7 @@ from models.trip.attention import Score, Visibility
 from models.trip.config import TripConfig
 from models.trip.history import UNSEEN
 from models.trip.model import Trip, init_weights
+from models.trip.reconstruction import Urn
 from parallel.weights import materialize
 from recipes.trip import INPUTS, TripTask, TripTaskConfig
 
@@ -63,12 +64,13 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="both sides, before they are graphed"
     )
+    parser.add_argument("--profile", action="store_true", help="kernels of a step in the JSON, too")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device, rows = torch.device(options.device), []
     for N in options.length or sorted(BATCH):
         B = options.batch_size or BATCH.get(N, 1024 * 200 // N)
-        rows += measure(N, B, device, options.rounds, options.steps, options.compile)
+        rows += measure(N, B, device, options)
         for row in rows[-len(MODELS) :]:
             print(
                 f"{row['length']:5} x {row['batch']}  {row['model']:38} "
@@ -97,22 +99,27 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measure(
-    N: int, B: int, device: torch.device, rounds: int, steps: int, compiled: bool
+    N: int, B: int, device: torch.device, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     """A row for each model."""
     batch, found = made_up(N, B, device), {}
     for name, changes in MODELS.items():
         config = TripConfig(max_history=N, groups=GROUPS, **changes)
         with fastest(config):
-            found[name] = Subject(config, batch, device, compiled)
+            found[name] = Subject(config, batch, device, options.compile)
     times: dict[tuple[str, str], list[float]] = {}
-    for number in range(rounds):
+    for number in range(options.rounds):
         # alternate who is first, so that a machine that warms up favours none
         for name in list(found)[:: 1 if number % 2 else -1]:
             for kind in ("train", "infer"):
                 with fastest(found[name].config):
-                    ms = timed(getattr(found[name], kind), steps, device)
+                    ms = timed(getattr(found[name], kind), options.steps, device)
                 times.setdefault((name, kind), []).append(ms)
+    profiles: dict[str, dict[str, Any]] = {name: {} for name in found}
+    for name, subject in found.items() if options.profile else ():
+        with fastest(subject.config):
+            for kind, step in (("train", subject._train), ("infer", subject._infer)):
+                profiles[name][kind] = kernels(step, device)
     return [
         {
             "length": N,
@@ -123,9 +130,28 @@ def measure(
             "train_GiB": subject.peaks.get("train", 0.0),
             "infer_GiB": subject.peaks.get("infer", 0.0),
             "rounds": {kind: times[name, kind] for kind in ("train", "infer")},
+            "kernels": profiles[name],
         }
         for name, subject in found.items()
     ]
+
+
+def kernels(step: Callable[[], None], device: torch.device, most: int = 25) -> list[list[Any]]:
+    """Where a step's time goes, the largest first: kernel, milliseconds, calls.
+
+    On a CPU operators instead, so that the same code is tried there.
+    """
+    with torch.profiler.profile() as profile:
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    time_of = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    rows = [
+        [of.key[:120], getattr(of, time_of) / 1000, of.count]
+        for of in profile.key_averages()
+        if of.device_type.name == device.type.upper()
+    ]
+    return sorted(rows, key=lambda row: -float(row[1]))[:most]
 
 
 @contextmanager
@@ -146,6 +172,8 @@ class Subject:
     ) -> None:
         self.config, self.batch = config, batch
         self.task = TripTask(task=TripTaskConfig(), model=config, data=None, seed=0)  # type: ignore[arg-type]
+        every = torch.arange(UNSEEN + 1, ITEMS, device=device)
+        self.task.urn = Urn.of(torch.cat([batch["items_BN"].flatten(), every]))
         with torch.device("meta"):
             self.model = Trip(config, ITEMS, 0, GROUPS)
         materialize(self.model, device, init_weights, seed=0)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 LEAST = 16
 """Numbers of a head that the compiled kernel wants."""
+BLOCK = 128
+"""Queries and keys of a block of the mask."""
 FLEX_ABOVE = 512
 """Histories longer than this use flex attention, on a GPU: a dense mask has N * N entries a row."""
 
@@ -68,13 +70,44 @@ class Visibility:
 
     @cached_property
     def block_mask(self) -> Any:
-        """The mask for `flex_attention`."""
-        from torch.nn.attention.flex_attention import create_block_mask
+        """The mask for `flex_attention`: blocks with nothing to see, with all, and with some of it.
 
-        B, N = self.order_BN.shape
+        A block of keys is seen in part if its highest order is not below the lowest of the queries,
+        and in whole if its lowest is not below their highest. So nothing of N * N is made, where
+        `create_block_mask` asks for every pair.
+        """
+        from torch.nn.attention.flex_attention import BlockMask
+
+        N = self.order_BN.shape[1]
+        # past the end are queries and keys that nobody asks for: blocks with them are never whole
+        over = (0, -N % BLOCK)
+        order_BN = self.order_BN.to(torch.int32)
+        most = torch.iinfo(torch.int32).max
+        pad = nn.functional.pad
+        keys_BN = torch.where(self.valid_BN, order_BN, -most)  # padding is below all
+        low_key, high_key = _ends(pad(keys_BN, over, value=-most))
+        low_query, high_query = _ends(pad(order_BN, over, value=most))
+        itself = torch.eye(low_key.shape[1], dtype=torch.bool, device=order_BN.device)
+        some = (high_key[:, None] >= low_query[:, :, None]) | itself
+        whole = low_key[:, None] >= high_query[:, :, None]
         # a function: the arguments of a method are counted with `self`
         rule = lambda b, h, q, k: self.sees(b, h, q, k)  # noqa: E731
-        return create_block_mask(rule, B, None, N, N, device=str(self.order_BN.device))
+        return BlockMask.from_kv_blocks(
+            *_listed(some & ~whole), *_listed(whole), BLOCK_SIZE=BLOCK, mask_mod=rule,
+            seq_lengths=(N, N),
+        )  # fmt: skip
+
+
+def _ends(order_BN: Tensor) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest order of each block."""
+    low, high = order_BN.unflatten(1, (-1, BLOCK)).aminmax(dim=2)
+    return low, high
+
+
+def _listed(blocks_BQK: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of keys there are for each of queries, and which: those first, then the others."""
+    listed = blocks_BQK.int().argsort(dim=2, descending=True, stable=True)
+    return blocks_BQK.sum(2, dtype=torch.int32)[:, None], listed.int()[:, None]
 
 
 def attend(

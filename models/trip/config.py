@@ -78,6 +78,10 @@ class TripConfig:
     """What the head looks at: items (before the layers), tokens (after them), summaries."""
     reconstruction: float = 0.3
     """Weight of the loss on masked items of the history; 0: none."""
+    reconstruction_candidates: int = 1024
+    """So many items, drawn for each batch as often as training has them, are what hidden ones are told
+    from in training (with the correction of a sampled softmax). Catalogues of up to twice as many are
+    used whole; 0: any is. Evaluation always uses the whole."""
     masked_share: float = 0.15
     """Share of the items that have company in their group that is masked."""
 
@@ -86,7 +90,7 @@ class TripConfig:
                      "time_octaves", "time_fine", "groups"):  # fmt: skip
             at_least(f"model.{name}", getattr(self, name), 1)
         for name in ("token_layers", "summaries", "upper_layers", "reconstruction", "dropout",
-                     "session_gap"):  # fmt: skip
+                     "reconstruction_candidates", "session_gap"):  # fmt: skip
             at_least(f"model.{name}", getattr(self, name), 0)
         one_of("model.item_start", self.item_start, ITEM_STARTS)
         one_of("model.rank", self.rank, RANKS)

@@ -28,7 +28,12 @@ from models.trip.encodings import (
 from models.trip.heads import make_head
 from models.trip.history import PADDING, UNSEEN
 from models.trip.layers import Layer, Residual, token_layer
-from models.trip.reconstruction import Reconstruction
+from models.trip.reconstruction import (
+    Candidates,
+    Reconstruction,
+    everything,
+    reconstruction_loss,
+)
 from models.trip.summaries import GroupSummaries
 
 
@@ -39,8 +44,8 @@ class Output(NamedTuple):
     """Log-odds of a click."""
     weights_BN: Tensor
     """How much the head looks at each item, before or after the layers (not at summaries)."""
-    item_logits_BMV: Tensor | None
-    """Scores of all items for the hidden places, if there were any."""
+    nats_B: Tensor | None
+    """The reconstruction loss of each history, if something was to be hidden."""
 
 
 class Trip(nn.Module):
@@ -74,8 +79,12 @@ class Trip(nn.Module):
         groups_BN: Tensor,
         targets_B: Tensor,
         masked_BM: Tensor | None = None,
+        candidates: Candidates | None = None,
     ) -> Output:
-        """Score `targets_B`; with `masked_BM` (-1: none), hide the items there in a second pass."""
+        """Score `targets_B`; with `masked_BM` (-1: none), hide the items there in a second pass.
+
+        What is hidden is told from `candidates`, or from the whole catalogue.
+        """
         N = items_BN.shape[1]
         target_BD = self._items(targets_B)
         if isinstance(self.time, CoarseTimeEncoding):
@@ -95,9 +104,16 @@ class Trip(nn.Module):
         if self.config.pooling in APPENDING:
             placed_BND = torch.cat([placed_BND, target_BD[:, None]], dim=1)
         tokens_BND, guessed_BND = self._tokens(placed_BND, hidden_BND, sees)
-        item_logits_BMV = None
+        nats_B = None
         if masked_BM is not None and self.reconstruct is not None and guessed_BND is not None:
-            item_logits_BMV = self.reconstruct(guessed_BND, masked_BM, self.items_VD)
+            nats_B = reconstruction_loss(
+                self.reconstruct(guessed_BND, masked_BM),
+                self.items_VD,
+                items_BN.gather(1, masked_BM.clamp(min=0)),
+                masked_BM >= 0,
+                targets_B,
+                candidates or everything(len(self.items_VD), items_BN.device),
+            )
         keys = {"items": (self.dropout(placed_BND), sees.valid_BN)}
         if tokens_BND is not None:
             keys["tokens"] = tokens_BND, sees.valid_BN
@@ -115,7 +131,7 @@ class Trip(nn.Module):
         at_items = [weights[:, :N] for name, weights in looks if name != "summaries"]
         # a sum is a copy: FSDP2 warns of views among the results, which in-place changes would break
         weights_BN = sum(at_items, torch.zeros_like(items_BN, dtype=weights_BK.dtype))
-        return Output(logits_B, weights_BN, item_logits_BMV)
+        return Output(logits_B, weights_BN, nats_B)
 
     def _items(self, items: Tensor) -> Tensor:
         return nn.functional.embedding(items, self.items_VD)

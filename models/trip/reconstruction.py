@@ -1,13 +1,54 @@
 """Masked reconstruction: which items of a history are hidden, what they are guessed to be, and the loss.
 
-B histories, N items, M hidden ones a history at most, V items of the catalogue, D hidden size
+B histories, N items, M hidden ones a history at most, V items of the catalogue, D hidden size,
+K candidates that hidden items are told from, R = B * M, U entries of an urn
 """
+
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from models.trip.encodings import EMBEDDING_STD
 from models.trip.history import UNSEEN
+
+AT_ONCE = 2**26
+"""So many scores are computed at a time: evaluation tells hidden items from the whole catalogue."""
+
+
+class Candidates(NamedTuple):
+    """The items that the hidden ones of a batch are told from."""
+
+    items_K: Tensor
+    """Some may be there several times."""
+    logs_K: Tensor
+    """Logarithm of how often each is there on average."""
+
+
+class Urn(NamedTuple):
+    """Items to draw from: one that is in it more often is drawn more often."""
+
+    items_U: Tensor
+    logs_V: Tensor
+    """Logarithm of each item's share."""
+
+    @classmethod
+    def of(cls, items_U: Tensor) -> "Urn":
+        """Filled with these."""
+        return cls(items_U, (items_U.bincount() / len(items_U)).log())
+
+    def draw(self, K: int) -> Candidates:
+        """K items, each put back."""
+        draws_K = torch.randint(len(self.items_U), (K,), device=self.items_U.device)
+        items_K = self.items_U[draws_K]
+        return Candidates(items_K, self.logs_V[items_K] + math.log(K))
+
+
+def everything(V: int, device: torch.device) -> Candidates:
+    """The whole catalogue, each item once."""
+    items_K = torch.arange(UNSEEN + 1, V, device=device)
+    return Candidates(items_K, torch.zeros_like(items_K, dtype=torch.float32))
 
 
 def most_masked(N: int, share: float) -> int:
@@ -19,10 +60,16 @@ def choose_masked(groups_BN: Tensor, valid_BN: Tensor, share: float, priority_BN
     """Places to hide (B, M), with -1 where there are fewer.
 
     Only items with company in their group are hidden, `share` of them (one at least), those of the
-    highest `priority` (in [0, 1)) first. No shape depends on the data, so the host waits for nothing.
+    highest `priority` (in [0, 1)) first. Groups descend along a history, the newest is 0. No shape
+    depends on the data, so the host waits for nothing.
     """
-    same_BNN = (groups_BN[:, :, None] == groups_BN[:, None, :]) & valid_BN[:, None, :]
-    eligible_BN = valid_BN & (same_BNN.sum(2) >= 2)
+    # groups descend, so the nearest other items tell who has company: nothing of N * N is made
+    low, high = groups_BN.max() + 1, -1
+    before_BN = torch.where(valid_BN, groups_BN, low).cummin(1).values
+    after_BN = torch.where(valid_BN, groups_BN, high).flip(1).cummax(1).values.flip(1)
+    before_BN = torch.cat([torch.full_like(before_BN[:, :1], high), before_BN[:, :-1]], dim=1)
+    after_BN = torch.cat([after_BN[:, 1:], torch.full_like(after_BN[:, :1], high)], dim=1)
+    eligible_BN = valid_BN & ((before_BN == groups_BN) | (after_BN == groups_BN))
     M = most_masked(groups_BN.shape[1], share)
     places_BM = torch.where(eligible_BN, priority_BN, -1.0).topk(M, dim=1).indices
     wanted_B = (eligible_BN.sum(1) * share).round().clamp(min=1) * eligible_BN.any(1)
@@ -30,31 +77,55 @@ def choose_masked(groups_BN: Tensor, valid_BN: Tensor, share: float, priority_BN
 
 
 def reconstruction_loss(
-    logits_BMV: Tensor, items_BN: Tensor, masked_BM: Tensor, targets_B: Tensor
+    guesses_BMD: Tensor,
+    items_VD: Tensor,
+    hidden_BM: Tensor,
+    counts_BM: Tensor,
+    targets_B: Tensor,
+    candidates: Candidates,
 ) -> Tensor:
-    """Cross-entropy of each history's hidden items over the whole catalogue, averaged over them: (B,).
+    """Cross-entropy of each history's hidden items among the candidates, averaged over them: (B,).
 
-    The row's own target is no candidate, unless it is what was hidden: the loss must not teach that
-    the item to be judged is absent from the history.
+    Sampled softmax (Bengio and Senecal 2008; Jean et al. 2015): the scores of candidates are lowered by
+    the logarithm of how often they are drawn, so the sum of exponentials is on average that over the
+    catalogue. What was hidden is always among them, once. The row's own target never is, unless it was
+    hidden: the loss must not teach that the item to be judged is absent from the history.
     """
-    hidden_BM = items_BN.gather(1, masked_BM.clamp(min=0))
-    counts_BM = masked_BM >= 0
-    logits_BMV = logits_BMV.float()
-    own_BM1 = targets_B[:, None, None].expand(-1, hidden_BM.shape[1], 1)
-    kept_BM1 = torch.where(
-        (hidden_BM[..., None] == own_BM1), logits_BMV.gather(2, own_BM1), -torch.inf
+    rows = max(1, AT_ONCE // len(candidates.items_K))
+    lookup = nn.functional.embedding
+    candidates_KD = lookup(candidates.items_K, items_VD)
+    hidden_R = hidden_BM.flatten()
+    own_R = targets_B[:, None].expand_as(hidden_BM).flatten()
+    parts = zip(
+        guesses_BMD.flatten(0, 1).split(rows), hidden_R.split(rows), own_R.split(rows), strict=True
     )
-    logits_BMV = logits_BMV.scatter(2, own_BM1, kept_BM1)
-    nats_BM = nn.functional.cross_entropy(
-        logits_BMV.flatten(0, 1), hidden_BM.flatten(), reduction="none"
-    ).view_as(hidden_BM)
+    nats = [
+        _nats(guesses, lookup(hidden, items_VD), candidates_KD, hidden, own, candidates)
+        for guesses, hidden, own in parts
+    ]
     # not a product: a row that does not count may hold an infinity
-    nats_BM = torch.where(counts_BM, nats_BM, 0.0)
+    nats_BM = torch.where(counts_BM, torch.cat(nats).view_as(hidden_BM), 0.0)
     return nats_BM.sum(1) / counts_BM.sum(1).clamp(min=1)
 
 
+def _nats(
+    guesses_RD: Tensor,
+    hidden_RD: Tensor,
+    candidates_KD: Tensor,
+    hidden_R: Tensor,
+    own_R: Tensor,
+    candidates: Candidates,
+) -> Tensor:
+    items_K, logs_K = candidates
+    others_RK = (guesses_RD @ candidates_KD.T).float() - logs_K
+    excluded_RK = (items_K == hidden_R[:, None]) | (items_K == own_R[:, None])
+    others_R = others_RK.masked_fill(excluded_RK, -torch.inf).logsumexp(1)
+    right_R = (guesses_RD.float() * hidden_RD.float()).sum(1)
+    return torch.logaddexp(others_R, right_R) - right_R
+
+
 class Reconstruction(nn.Module):
-    """Hides items, and scores all items for each hidden place, by the table they come from."""
+    """Hides items, and guesses a vector for each hidden place, to be compared with those of items."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -72,10 +143,7 @@ class Reconstruction(nn.Module):
         masked_BN = (masked_BM[:, :, None] == torch.arange(N, device=masked_BM.device)).any(1)
         return torch.where(masked_BN[..., None], self.mask_D, items_BND)
 
-    def forward(self, x_BND: Tensor, masked_BM: Tensor, items_VD: Tensor) -> Tensor:
-        """(B, M, V); what are no items cannot be guessed."""
+    def forward(self, x_BND: Tensor, masked_BM: Tensor) -> Tensor:
+        """(B, M, D)."""
         there_BMD = x_BND.take_along_dim(masked_BM.clamp(min=0)[..., None], dim=1)
-        guessed_BMD = self.project(self.norm(there_BMD).flatten(0, 1)).view_as(there_BMD)
-        logits_BMV = guessed_BMD @ items_VD.T
-        none_V = torch.arange(len(items_VD), device=items_VD.device) <= UNSEEN
-        return logits_BMV.masked_fill(none_V, torch.finfo(logits_BMV.dtype).min)
+        return self.project(self.norm(there_BMD).flatten(0, 1)).view_as(there_BMD)

@@ -38,6 +38,8 @@ class GroupSummaries(nn.Module):
         low = torch.finfo(scores_BGSN.dtype).min
         weights_BGSN = scores_BGSN.masked_fill(~member_BGN[:, :, None], low).softmax(3)
         weights_BGSN = weights_BGSN * member_BGN[:, :, None]
-        summary_BGSD = weights_BGSN @ x_BND[:, None] + self.ages_GD[:, None]
+        # one product for all groups: with a dimension of groups it would copy the items for each
+        summary_BGSD = (weights_BGSN.flatten(1, 2) @ x_BND).unflatten(1, (G, S))
+        summary_BGSD = summary_BGSD + self.ages_GD[:, None]
         there_BGS = member_BGN.any(2)[:, :, None].expand(-1, -1, S)
         return summary_BGSD.flatten(1, 2), there_BGS.flatten(1)

@@ -58,12 +58,13 @@ def test_throughput_compares_with_the_transformer(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "argv",
         ["t", "--device", "cpu", "--length", "6", "--batch-size", "2", "--rounds", "1",
-         "--steps", "1", "--json", str(file)],
+         "--steps", "1", "--profile", "--json", str(file)],
     )  # fmt: skip
     monkeypatch.setattr(throughput, "ITEMS", 50)
     throughput.main()
     found = json.loads(file.read_text())
     base, trip, _ = found["rows"]
+    assert base["kernels"]["train"][0][1] >= base["kernels"]["train"][1][1] > 0
     assert base["model"] == throughput.BASE
     times = found["summary"]["TRIP, 1 + 3 layers, 6"]["train_ms"]
     assert times == pytest.approx(base["train_ms"] / trip["train_ms"])

@@ -62,3 +62,13 @@ def test_every_member_of_a_stack_learns_what_it_learns_alone(folder, model):
         np.testing.assert_allclose(trained.logits_T, expected, atol=2e-4)
     assert np.abs(found[0].logits_T - found[1].logits_T).max() > 1e-2
     assert np.abs(found[0].logits_T - found[2].logits_T).max() > 1e-3
+
+
+def test_every_member_draws_candidates_of_its_own(folder):
+    words = [*SMALL, f"data.folder={folder}", "model.reconstruction_candidates=4"]
+    config = study.compose("trip model.masked_share=0.99", words)
+    task = TripTask(task=config.task, model=config.model, data=config.data, seed=0)
+    members = [(0.0, 0), (0.0, 0)]  # nothing is learned: only what is drawn differs
+    found = train(task, config, Plan(0.2, 1, 32), members, Data.of(task, CPU), CPU)
+    assert np.array_equal(found[0].logits_T, found[1].logits_T)
+    assert found[0].losses != found[1].losses

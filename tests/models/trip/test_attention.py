@@ -160,3 +160,30 @@ def test_rotary_scores_depend_on_the_distance_only():
     for shift in range(1, N):
         torch.testing.assert_close(scores.diagonal(shift), scores[0, shift].expand(N - shift))
     assert not torch.allclose(scores[0, 1], scores[0, 5])
+
+
+@pytest.mark.parametrize("length", [100, 300, 512])
+def test_blocks_of_the_mask_are_those_of_asking_for_every_pair(length):
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    generator = torch.Generator().manual_seed(length)
+    order = torch.randint(4, (3, length), generator=generator).sort(descending=True).values
+    order[2] = order[2, torch.randperm(length, generator=generator)]  # in any order
+    valid = torch.arange(length) >= torch.tensor([[0], [length // 2], [length - 1]])
+    sees = Visibility(order, valid, order, order)
+    found = sees.block_mask
+    rule = lambda b, h, q, k: sees.sees(b, h, q, k)  # noqa: E731
+    asked = create_block_mask(rule, 3, None, length, length, device="cpu")
+    # what is whole for sure may be taken for a part of it, not the other way around
+    whole, whole_asked = (blocks(m.full_kv_num_blocks, m.full_kv_indices) for m in (found, asked))
+    assert not (whole & ~whole_asked).any()
+    some, some_asked = (blocks(m.kv_num_blocks, m.kv_indices) for m in (found, asked))
+    assert torch.equal(some | whole, some_asked | whole_asked)
+    assert not (some & whole).any()
+
+
+def blocks(counts, indices):
+    """Which blocks of keys are listed for which of queries."""
+    listed = torch.arange(indices.shape[3]) < counts[..., None]
+    table = torch.zeros(indices.shape, dtype=torch.bool)
+    return table.scatter(3, indices.long(), listed)

@@ -4,7 +4,13 @@ import torch
 from models.trip.config import TripConfig
 from models.trip.encodings import FactorizedRankEncoding, sinusoidal
 from models.trip.model import Trip, init_weights
-from models.trip.reconstruction import choose_masked, reconstruction_loss
+from models.trip.reconstruction import (
+    Candidates,
+    Urn,
+    choose_masked,
+    everything,
+    reconstruction_loss,
+)
 
 V, N, GROUPS = 30, 10, 4
 
@@ -147,13 +153,8 @@ def test_every_combination_trains_all_of_its_parameters(changes, mask):
         masked = choose_masked(batch["groups_BN"], valid, 0.3, torch.rand(4, N))
     out = model(**batch, masked_BM=masked)
     loss = out.logits_B.square().sum()
-    if masked is not None:
-        loss = (
-            loss
-            + reconstruction_loss(
-                out.item_logits_BMV, batch["items_BN"], masked, batch["targets_B"]
-            ).sum()
-        )
+    if out.nats_B is not None:
+        loss = loss + out.nats_B.sum()
     loss.backward()
     idle = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
     if mask == "learned" and model.config.pooling in ("last", "appended"):
@@ -231,8 +232,8 @@ def test_a_head_that_reads_items_is_no_other_for_layers_that_only_reconstruct():
     torch.testing.assert_close(both.logits_B, alone(**batch).logits_B)
     reading = make(**parts)  # the same guesses as where the click reads the layers, too
     reading.load_state_dict(model.state_dict(), strict=False)
-    expected = reading(**batch, masked_BM=masked).item_logits_BMV
-    torch.testing.assert_close(both.item_logits_BMV[:2], expected[:2])
+    expected = reading(**batch, masked_BM=masked).nats_B
+    torch.testing.assert_close(both.nats_B[:2], expected[:2])
 
 
 def test_hidden_items_have_company_and_are_the_wanted_share():
@@ -245,10 +246,19 @@ def test_hidden_items_have_company_and_are_the_wanted_share():
     assert len(chosen) == len(set(chosen.tolist())) == 3  # 0.4 of 8
     assert not set(chosen.tolist()) & {0, 6}
     assert (places[2:] == -1).all()  # alone, and empty
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.randint(4, (50, N), generator=generator).sort(descending=True).values
+    valid = torch.rand(50, N, generator=generator) < 0.6  # items that training lacks are between
+    chosen = choose_masked(groups, valid, 0.99, torch.rand(50, N))
+    same = (groups[:, :, None] == groups[:, None]) & valid[:, None] & valid[:, :, None]
+    for row, found in zip(same, chosen, strict=True):
+        assert set(found[found >= 0].tolist()) == set((row.sum(0) > 1).nonzero()[:, 0].tolist())
 
 
 def test_hiding_replaces_just_the_hidden_items_and_leaves_the_click_alone():
     model, batch = make(), make_batch()
+    guesses = []
+    model.reconstruct.register_forward_hook(lambda module, inputs, out: guesses.append(out))
     masked = torch.tensor([[0, 3], [5, -1], [-1, -1], [-1, -1]])
     first, second = model(**batch), model(**batch, masked_BM=masked)
     torch.testing.assert_close(first.logits_B, second.logits_B)
@@ -256,24 +266,65 @@ def test_hiding_replaces_just_the_hidden_items_and_leaves_the_click_alone():
     other["items_BN"][0, 0] = other["items_BN"][0, 0] % (V - 2) + 2
     other["behaviours_BN"][0, 0] = (other["behaviours_BN"][0, 0] + 1) % 4
     third = model(**other, masked_BM=masked)
-    torch.testing.assert_close(third.item_logits_BMV[0], second.item_logits_BMV[0])
+    torch.testing.assert_close(guesses[1][0], guesses[0][0])
     assert not torch.allclose(third.logits_B[0], second.logits_B[0])
 
 
-def test_the_reconstruction_loss_is_the_cross_entropy_of_what_was_hidden():
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 2, V, generator=generator).double()
+def hidden_places(seed=0):
+    """Guesses, the item table, and what `reconstruction_loss` reads besides."""
+    generator = torch.Generator().manual_seed(seed)
+    guesses, table = (
+        torch.randn(3, 2, 8, generator=generator),
+        torch.randn(V, 8, generator=generator),
+    )
     items = torch.randint(2, V, (3, N), generator=generator)
     masked = torch.tensor([[1, 4], [7, -1], [-1, -1]])
     targets = torch.tensor([5, int(items[1, 7]), 9])  # the second target was hidden itself
-    nats = reconstruction_loss(logits, items, masked, targets)
+    hidden = items.gather(1, masked.clamp(min=0))
+    return guesses, table, hidden, masked >= 0, targets
+
+
+def test_the_reconstruction_loss_is_the_cross_entropy_of_what_was_hidden(monkeypatch):
+    guesses, table, hidden, counts, targets = hidden_places()
+    every = everything(V, torch.device("cpu"))
+    nats = reconstruction_loss(guesses, table, hidden, counts, targets, every)
+    logits = guesses @ table.T
     expected = []
-    for place, row in zip((1, 4), logits[0].float(), strict=True):
-        kept = row[torch.arange(V) != 5] if items[0, place] != 5 else row
-        expected.append(kept.logsumexp(0) - row[items[0, place]])
+    for place in (0, 1):
+        row, item = logits[0, place], hidden[0, place]
+        kept = (torch.arange(V) > 1) & ((torch.arange(V) != 5) | (item == 5))
+        expected.append(row[kept].logsumexp(0) - row[item])
     torch.testing.assert_close(nats[0], torch.stack(expected).mean())
-    torch.testing.assert_close(nats[1], -logits[1, 0].float().log_softmax(0)[targets[1]])
+    torch.testing.assert_close(nats[1], -logits[1, 0, 2:].log_softmax(0)[targets[1] - 2])
     assert nats[2] == 0
+    monkeypatch.setattr("models.trip.reconstruction.AT_ONCE", 2 * V)  # in parts, the same
+    parts = reconstruction_loss(guesses, table, hidden, counts, targets, every)
+    torch.testing.assert_close(parts, nats)
+
+
+def test_drawn_candidates_give_the_loss_of_the_catalogue_on_average():
+    """The sum of exponentials, of which the loss is the logarithm, has no bias."""
+    guesses, table, hidden, counts, targets = hidden_places(1)
+    torch.manual_seed(0)
+    urn = Urn.of(torch.cat([torch.arange(2, V), torch.randint(2, 8, (3 * V,))]))
+    whole = reconstruction_loss(
+        guesses[:, :1], table, hidden[:, :1], counts[:, :1], targets, everything(V, "cpu")
+    )
+    sampled = torch.stack(
+        [
+            reconstruction_loss(
+                guesses[:, :1], table, hidden[:, :1], counts[:, :1], targets, urn.draw(40)
+            ).exp()
+            for _ in range(4000)
+        ]
+    )
+    error = sampled.std(0) / 4000**0.5
+    assert ((sampled.mean(0) - whole.exp()).abs() <= 4 * error + 1e-5).all()
+    assert error[0] > 0
+    once = Candidates(*(x[2:] for x in (torch.arange(V), torch.zeros(V))))  # nothing is drawn
+    again = reconstruction_loss(guesses, table, hidden, counts, targets, once)
+    same = reconstruction_loss(guesses, table, hidden, counts, targets, everything(V, "cpu"))
+    torch.testing.assert_close(again, same)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,25 @@ def test_the_loss_does_not_depend_on_how_a_batch_is_split(tmp_path, monkeypatch)
     assert task.count(task.collate(rows)) == 40
 
 
+def test_candidates_are_drawn_as_training_has_them(tmp_path):
+    folder = ratings(tmp_path)
+    assert make(folder).urn is None  # so few items are used whole
+    task = make(folder, reconstruction_candidates=4)
+    parts = task.parts
+    met = parts.vocabulary_I[task.table.items_E[parts.known_E]]
+    for item in range(2, parts.num_items):
+        expected = ((met == item).sum() + 1) / len(task.urn.items_U)
+        assert task.urn.logs_V[item].exp().item() == pytest.approx(expected)
+    samples = task.train_samples()
+    batch = task.collate([samples[n] for n in range(16)])
+    drawn = task._candidates(torch.device("cpu"))
+    assert len(drawn.items_K) == 4
+    assert drawn.items_K.min() > 1
+    loss = task.loss(built(task), batch)
+    loss.backward()
+    assert loss.isfinite()
+
+
 def test_rows_that_are_no_items_stay_zero(tmp_path):
     """However long it trains, and though evaluation meets unseen items."""
     task = make(ratings(tmp_path))

@@ -1,0 +1,211 @@
+"""FuxiCTR's DIN, BST and DIEN beside ours, on the same rows: is the harness sound?
+
+    pip install fuxictr==2.3.10; git clone https://github.com/reczoo/FuxiCTR
+    python -m benchmarks.trip.fuxictr --zoo FuxiCTR/model_zoo --json FILE [key=value ...]
+
+    T targets, N items of a history
+
+Their models and their training loop, from their repository and package, read files that this program
+writes: the same targets, histories and split as ours. Both sides see items only (no stars, no times),
+with the same size of the item table, batches, epochs and rate, Adam without decay, and an evaluation
+after each epoch, of which the best in AUC on the validation part counts. What is left to each is how it
+starts, the order of samples and the layers behind the history; their loop lowers the rate where
+validation does not improve. `--start` lets their item table start as large as ours, `--wide` gives
+theirs the layers of their defaults, in rows of their own; `--resume` keeps the rows of the JSON.
+"""
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.results import write
+from benchmarks.trip.study import compose, task_of
+from benchmarks.trip.training import Data, Plan, train
+from models.trip.encodings import EMBEDDING_STD
+from models.trip.history import UNSEEN
+from recipes.ctr.metrics import auc
+from recipes.ctr.targets import Targets
+from recipes.trip import TripTask
+
+OURS = {"DIN": "din", "BST": "bst model.time=none model.rank=learned", "DIEN": None}
+"""The model of ours beside each of theirs. BST's positions are places in theirs."""
+SAME = ["optim.betas=[0.9,0.999]", "optim.weight_decay=0", "optim.schedule=constant",
+        "optim.warmup=0", "optim.max_norm=10", "model.dropout=0"]  # fmt: skip
+"""What their loop does."""
+STARTED, WIDE = ", its item table started as ours", ", its default layers"
+NEAR = 0.002
+"""In AUC: so near our DIN is to be to theirs."""
+
+
+def main() -> None:
+    """Train both sides, print a line for each training, and write the JSON after every model."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
+    parser.add_argument("overrides", nargs="*", help="key=value of +recipe=trip, such as the data")
+    parser.add_argument("--zoo", type=Path, required=True, help="model_zoo of their repository")
+    parser.add_argument("--model", action="append", choices=OURS, help="several (all)")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument("--wide", action="store_true", help="theirs with their default layers, too")
+    parser.add_argument("--start", action="store_true", help="theirs with our start, too")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_intermixed_args()
+    torch.set_num_threads(1)
+    rows: list[dict[str, Any]] = []
+    if options.resume and options.json.exists():
+        rows = json.loads(options.json.read_text())["rows"]
+    overrides = [*options.overrides, *SAME]
+    task = items_only(task_of(compose("din", overrides)))
+    config = {name: getattr(options, name) for name in ("seeds", "epochs", "batch_size", "lr")}
+    config |= {"targets": task.describe()["targets"],
+               "hidden_size": task.model_config.hidden_size,
+               "max_history": task.model_config.max_history}  # fmt: skip
+    for name in options.model or list(OURS):
+        with tempfile.TemporaryDirectory() as folder:
+            files = written(task, Path(folder), post=name == "DIEN")
+            for more in ("", STARTED * options.start, WIDE * options.wide):
+                title = f"FuxiCTR {name}{more}"
+                if title in {row["model"] for row in rows}:
+                    continue
+                aucs = [
+                    theirs(name, more, files, task, options, seed) for seed in range(options.seeds)
+                ]
+                rows.append({"model": title, "beside": name, "auc": aucs})
+                print(rows[-1], flush=True)
+        model, title = OURS[name], f"ours, {name}"
+        if model is not None and title not in {row["model"] for row in rows}:
+            aucs = ours(model, overrides, task, options)
+            rows.append({"model": title, "beside": name, "auc": aucs})
+            print(rows[-1], flush=True)
+        write(options.json, "trip.fuxictr", "cpu", config, rows, summary(rows))
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Our mean less theirs, for each model of both."""
+    means = {row["model"]: statistics.mean(row["auc"]) for row in rows}
+    found: dict[str, Any] = {
+        name: means[f"ours, {name}"] - means[f"FuxiCTR {name}"]
+        for name in OURS
+        if f"ours, {name}" in means
+    }
+    if "DIN" in found:
+        found["near"] = abs(found["DIN"]) <= NEAR
+    return found
+
+
+def items_only(task: TripTask) -> TripTask:
+    """The same, with no kinds of interaction."""
+    parts = task.parts  # from the whole table
+    task.table = replace(task.table, behaviours_E=np.zeros_like(task.table.behaviours_E))
+    task.parts = parts
+    return task
+
+
+def ours(model: str, overrides: list[str], like: TripTask, options: Any) -> list[float]:
+    """AUC of the test part by seed."""
+    config = compose(model, overrides)
+    task = task_of(config)
+    task.table, task.parts = like.table, like.parts
+    device = torch.device("cpu")
+    plan = Plan(options.epochs, options.epochs, options.batch_size)
+    members = [(options.lr, seed) for seed in range(options.seeds)]
+    trained = train(task, config, plan, members, Data.of(task, device), device)
+    return [auc(of.logits_T, task.parts.test.labels_T) for of in trained]
+
+
+def written(task: TripTask, folder: Path, post: bool) -> Path:
+    """A folder with their three tables and the map of features. `post`: histories are padded behind."""
+    parts = {"train": task.parts.train, "valid": task.parts.validation, "test": task.parts.test}
+    for name, part in parts.items():
+        np.savez(folder / f"{name}.npz", **columns(task, part, post))  # type: ignore[arg-type]
+    size, length = task.parts.num_items, task.model_config.max_history
+    item = {"source": "", "type": "categorical", "padding_idx": 0, "vocab_size": size}
+    history = {**item, "type": "sequence", "share_embedding": "item", "max_len": length,
+               "feature_encoder": None}  # fmt: skip
+    about = {
+        "dataset_id": "rows",
+        "num_fields": 2,
+        "total_features": size,
+        "input_length": length + 1,
+        "labels": ["label"],
+        "features": [{"item": item}, {"history": history}],
+    }
+    (folder / "feature_map.json").write_text(json.dumps(about))
+    return folder
+
+
+def columns(task: TripTask, part: Targets, post: bool) -> dict[str, NDArray[Any]]:
+    """Item (T), history (T, N) and label (T) of a part; 0 is padding on both sides."""
+    clicks = task.clicks(part)
+    history_TN, _, _ = clicks.padded(np.arange(len(clicks)))
+    if post:
+        there = history_TN > 0
+        history_TN = np.take_along_axis(history_TN, np.argsort(~there, axis=1, kind="stable"), 1)
+    return {
+        "item": clicks.vocabulary_I[part.items_T],
+        "history": history_TN,
+        "label": part.labels_T,
+    }
+
+
+def theirs(
+    name: str, more: str, files: Path, task: TripTask, options: Any, seed: int
+) -> float:  # fmt: skip
+    """AUC of the test part, by their model and loop."""
+    began = time.monotonic()
+    zoo = str(options.zoo / name / "src")
+    if zoo not in sys.path:
+        sys.path.insert(0, zoo)
+    model_class = getattr(importlib.import_module(name), name)
+    features = importlib.import_module("fuxictr.features")
+    loaders = importlib.import_module("fuxictr.pytorch.dataloaders")
+    importlib.import_module("fuxictr.pytorch.torch_utils").seed_everything(seed)
+    feature_map = features.FeatureMap("rows", str(files))
+    D = task.model_config.hidden_size
+    feature_map.load(str(files / "feature_map.json"), {"embedding_dim": D})
+    field = name.lower()
+    settings: dict[str, Any] = {
+        "embedding_dim": D, "learning_rate": options.lr, "optimizer": "adam",
+        "loss": "binary_crossentropy", "metrics": ["AUC"], "verbose": 0, "gpu": -1,
+        "model_root": str(files), "early_stop_patience": options.epochs + 1,
+        f"{field}_target_field": ["item"], f"{field}_sequence_field": ["history"],
+    }  # fmt: skip
+    if name == "DIEN":
+        settings["dien_neg_seq_field"] = []
+    if more != WIDE:
+        settings["dnn_hidden_units"] = [2 * D]
+        settings |= {
+            "DIN": {"attention_hidden_units": [80, 40], "attention_hidden_activations": "Sigmoid"},
+            "BST": {"seq_pooling_type": "concat", "dnn_hidden_units": [4 * D, 2 * D]},
+            "DIEN": {},
+        }[name]
+    (files / "rows").mkdir(exist_ok=True)
+    model = model_class(feature_map, **settings)
+    if more == STARTED:
+        table = model.embedding_layer.embedding_layers["item"].weight
+        torch.nn.init.normal_(table.data[UNSEEN + 1 :], std=EMBEDDING_STD)
+    paths = {f"{part}_data": str(files / f"{part}.npz") for part in ("train", "valid", "test")}
+    trains, validates, tests = loaders.RankDataLoader(
+        feature_map, batch_size=options.batch_size, num_workers=0, **paths
+    )
+    model.fit(trains, validation_data=validates, epochs=options.epochs)
+    found = auc(model.predict(tests), task.parts.test.labels_T)
+    print(f"{name}, seed {seed}: {found:.4f}, {time.monotonic() - began:.0f} s", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    main()
