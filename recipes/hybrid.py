@@ -83,7 +83,7 @@ class HybridTask(PretrainTask):
         return shape
 
     def share_sequences(self, ranks: SequenceRanks) -> None:
-        """See `recipes.task.SharesSequences`."""
+        """See `recipes.abilities.SharesSequences`."""
         if ranks.sliding_window != "exchange":
             raise ValueError(
                 f"parallel.sequence.sliding_window={ranks.sliding_window}: task hybrid exchanges heads "
@@ -92,7 +92,7 @@ class HybridTask(PretrainTask):
         self.plan_samples(fixed(ranks))
 
     def plan_samples(self, ranks: PlannedRanks) -> None:
-        """See `recipes.task.PlansSamples`."""
+        """See `recipes.abilities.PlansSamples`."""
         self._ranks, self._planner = ranks, ranks.planner(model_shape(self.shape, ranks))
         if self._planner is not None and ranks.rank == 0:  # which reports
             self._watch = PlanWatch(self._planner)
@@ -114,7 +114,7 @@ class HybridTask(PretrainTask):
             return Hybrid(self.shape)
 
     def experts(self, model: nn.Module) -> list[nn.Module]:
-        """See `recipes.task.HasExperts`."""
+        """See `recipes.abilities.HasExperts`."""
         return [module for module in model.modules() if isinstance(module, Experts)]
 
     def init_weights(self, module: nn.Module) -> None:
@@ -198,21 +198,21 @@ class HybridTask(PretrainTask):
         return training_flops(self.shape, batch["lengths"])
 
     def largest(self, batch: Batch) -> Batch:
-        """See `recipes.task.Foresees`."""
+        """See `recipes.abilities.Foresees`."""
         if self._planner is None:
             return batch
         return full_batch(*fullest(self._planner, batch["plan"]))
 
     def foresee(self, batch: Batch) -> dict[str, str]:
-        """See `recipes.task.Foresees`."""
+        """See `recipes.abilities.Foresees`."""
         return {} if self._planner is None else foreseen(self._planner, batch["plan"])
 
     def figures(self, step: int, steps: int, seconds: Sequence[float]) -> dict[str, Any]:
-        """See `recipes.task.HasFigures`: of plans, where there are any."""
+        """See `recipes.abilities.HasFigures`: of plans, where there are any."""
         return {} if self._watch is None else self._watch.figures(step, steps, seconds)
 
     def panels(self) -> list[dict[str, Any]]:
-        """See `recipes.task.HasPanels`."""
+        """See `recipes.abilities.HasPanels`."""
         return [] if self._watch is None else self._watch.panels()
 
     def describe(self) -> dict[str, str]:

@@ -115,7 +115,7 @@ class PretrainTask:
         )
 
     def share_sequences(self, ranks: SequenceRanks) -> None:
-        """See `recipes.task.SharesSequences`."""
+        """See `recipes.abilities.SharesSequences`."""
         self._shared = ranks
 
     def check(self) -> None:
@@ -268,7 +268,7 @@ class PretrainTask:
         return inspect.show(sample, self.tokenizer, [part.short_name for part in self.data.parts])
 
     def where(self, index: int) -> Iterator[str]:
-        """See `recipes.task.Locates`."""
+        """See `recipes.abilities.Locates`."""
         source, position = self.data.train.locate(index)
         return self.data.train.sources[source].where(position)
 

@@ -1,4 +1,4 @@
-"""A task that is a row of others (`recipes.task.Chain`): each runs as it would alone, in its folder.
+"""A task that is a row of others (`recipes.work.Chain`): each runs as it would alone, in its folder.
 
 Whether a stage has something to do is its own business: one that is finished finds so and ends at once,
 so a chain that was stopped goes on by the same command.
@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes.task import Stage
+from recipes.work import Stage
 from trainer import rundir
 from trainer.config import Config, build_config
 from trainer.errors import DONE, ConfigError

@@ -15,7 +15,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from recipes.task import DataError, Exports
+from recipes.abilities import Exports
+from recipes.task import DataError
 from trainer.checkpoint.folder import Checkpoints
 from trainer.checkpoint.loader import check_same_model
 from trainer.checkpoint.state import kept_of

@@ -1,7 +1,7 @@
 """`python -m trainer.inspect_data [OPTIONS] [+recipe=NAME] [key=value ...]`: what the model will see.
 
 It takes the same configuration as the trainer and starts no ranks. What it prints of a sample and of
-the whole is up to the task (`recipes.task.Inspectable`); of a task that says nothing it shows the
+the whole is up to the task (`recipes.abilities.Inspectable`); of a task that says nothing it shows the
 batch of one sample.
 """
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from recipes.task import DataError, Inspectable, Locates, Samples, Task
+from recipes.abilities import Inspectable, Locates
+from recipes.task import DataError, Samples, Task
 from trainer.compose import run_jobs
 from trainer.config import build_config
 from trainer.data import fingerprint, shuffled

@@ -17,7 +17,8 @@ from parallel.fsdp import Chosen, choose_collectives, parallelize
 from parallel.mesh import build_mesh
 from parallel.torch_private import check_private_apis, limit_waits
 from parallel.weights import load_safetensors, materialize
-from recipes.task import DataError, HasRates, Samples, Steering, Steers, Task, Training
+from recipes.abilities import HasRates, Steering, Steers, Training
+from recipes.task import DataError, Samples, Task
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.loader import find, load
 from trainer.checkpoint.saver import Saved, Saver

@@ -13,7 +13,8 @@ from parallel.mesh import mesh_shape, weight_shards, widest_parent
 from parallel.repacking.process_groups import make_groups
 from parallel.repacking.ranks import PlannedRanks
 from parallel.sequence import SequenceRanks
-from recipes.task import HasExperts, PlansSamples, SharesSequences, Task
+from recipes.abilities import HasExperts, PlansSamples, SharesSequences
+from recipes.task import Task
 from trainer.config import Config
 
 NODE = 8

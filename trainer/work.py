@@ -1,4 +1,4 @@
-"""A task that trains nothing (`recipes.task.Work`), on one rank, as `trainer.loop` is for others."""
+"""A task that trains nothing (`recipes.work.Work`), on one rank, as `trainer.loop` is for others."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from collectives.host import all_sum
-from recipes.task import HasPanels
+from recipes.abilities import HasPanels
 from trainer import stop
 from trainer.config import Config
 from trainer.enter import enter_run_dir

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from models.lelora.inject import Target
+from recipes.abilities import Training
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.shards import gathered, local, put
-from recipes.task import Training
 
 NAMES = ("lora_A", "lora_B", "lora_E")
 GROW = 1.5
@@ -35,7 +35,7 @@ def adalora_settings(config: LeloraConfig, names: Sequence[str], steps: int) -> 
 
 
 class AdaLora:
-    """Looks after the layers between steps; see `recipes.task.Steering`."""
+    """Looks after the layers between steps; see `recipes.abilities.Steering`."""
 
     def __init__(self, config: LeloraConfig, training: Training, targets: Sequence[Target]) -> None:
         from peft.tuners.adalora.layer import RankAllocator

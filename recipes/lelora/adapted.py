@@ -15,6 +15,7 @@ from models.lelora.peft_folder import merge, write_adapter
 from models.lelora.spectrum import svd_words
 from models.stored_weights import Fetch, Stored
 from parallel.weights import load_safetensors, materialize
+from recipes.abilities import Steering, Training
 from recipes.lelora import baselines
 from recipes.lelora.activations import give_directions, input_products
 from recipes.lelora.adalora import AdaLora
@@ -24,7 +25,7 @@ from recipes.lelora.journal import spectrum_panel
 from recipes.lelora.meta import Part, meta_batches, set_apart
 from recipes.lelora.population import School
 from recipes.lelora.steering import LeloraSteering
-from recipes.task import Samples, Steering, Task, Training
+from recipes.task import Samples, Task
 
 EVA_BATCHES = 8
 """Micro-batches of each rank whose activations EVA looks at."""

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from collectives.host import all_sum
 from parallel.fsdp import set_last_micro_batch
 from parallel.norm import clip, global_norm
+from recipes.abilities import Training
 from recipes.lelora.brain import Decision
 from recipes.lelora.credit import Meter, PathCredit
 from recipes.lelora.shards import Snapshot
 from recipes.lelora.switching import Adapters
-from recipes.task import Batch, Training
+from recipes.task import Batch
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from models.causal_lm import init_weights, local_folder
 from models.encoder import EncoderConfig, build_encoder, encoder_config, head_names
 from models.hf_folder import Read, write_hf_folder
 from models.stored_weights import Stored, locate, storage_rules
+from recipes.abilities import Steering, Training
 from recipes.lelora.adapted import Adapted, constant
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.head import begin_as_probe, last_linear, probe_rows, shared_out
@@ -26,7 +27,7 @@ from recipes.lelora.meta import Part
 from recipes.lelora.population import School
 from recipes.lelora.shards import gathered
 from recipes.lelora.texts import FIRST_ID, Texts, encoded
-from recipes.task import Batch, DataError, Samples, Steering, Training
+from recipes.task import Batch, DataError, Samples
 
 
 @dataclass(kw_only=True)
@@ -231,7 +232,7 @@ class LeloraClassifyTask:
         }
 
     def steering(self, training: Training) -> Steering | None:
-        """See `recipes.task.Steers`."""
+        """See `recipes.abilities.Steers`."""
         return self.adapted.steer(
             self,
             training,
@@ -240,7 +241,7 @@ class LeloraClassifyTask:
         )
 
     def own_rates(self, model: nn.Module) -> dict[nn.Parameter, float]:
-        """See `recipes.task.HasRates`: the classifier's."""
+        """See `recipes.abilities.HasRates`: the classifier's."""
         if self.config.head_lr is None:
             return {}
         every = [p for head in head_names(model) for _, p in _parameters(model, head)]
@@ -297,7 +298,7 @@ class LeloraClassifyTask:
         return self.adapted.panels()
 
     def figures(self, step: int, steps: int, seconds: Sequence[float]) -> dict[str, Any]:
-        """See `recipes.task.HasFigures`."""
+        """See `recipes.abilities.HasFigures`."""
         del seconds
         return self.adapted.figures(step, steps)
 

@@ -11,10 +11,11 @@ from torch import nn
 from models.causal_lm import CausalLMConfig
 from models.hf_folder import Read
 from models.stored_weights import Stored
+from recipes.abilities import Steering, Training
 from recipes.lelora.adapted import Adapted
 from recipes.lelora.config import LeloraConfig
 from recipes.sft import ChatConfig, SFTTask
-from recipes.task import Batch, Samples, Steering, Training
+from recipes.task import Batch, Samples
 
 
 @dataclass(kw_only=True)
@@ -58,7 +59,7 @@ class LeloraSFTTask(SFTTask):
         return self.adapted.split(super().train_samples())
 
     def steering(self, training: Training) -> Steering | None:
-        """See `recipes.task.Steers`."""
+        """See `recipes.abilities.Steers`."""
         return self.adapted.steer(self, training)
 
     def panels(self) -> list[dict[str, Any]]:
@@ -66,7 +67,7 @@ class LeloraSFTTask(SFTTask):
         return self.adapted.panels()
 
     def figures(self, step: int, steps: int, seconds: Sequence[float]) -> dict[str, Any]:
-        """See `recipes.task.HasFigures`."""
+        """See `recipes.abilities.HasFigures`."""
         del seconds
         return self.adapted.figures(step, steps)
 

@@ -22,6 +22,7 @@ from models.lelora.features import Faring, features, static_features
 from models.lelora.inject import Target
 from models.lelora.policy import load_policy, save_policy
 from models.lelora.windows import STARTS
+from recipes.abilities import Training
 from recipes.lelora import kept
 from recipes.lelora.brain import Brain, Decision
 from recipes.lelora.candidates import Lessons, paused, try_each
@@ -32,11 +33,10 @@ from recipes.lelora.meta import MetaBatches
 from recipes.lelora.population import Round, School, teach
 from recipes.lelora.shards import Snapshot
 from recipes.lelora.switching import Adapters
-from recipes.task import Training
 
 
 class LeloraSteering:
-    """See `recipes.task.Steering`. `meta` None: decisions are not judged."""
+    """See `recipes.abilities.Steering`. `meta` None: decisions are not judged."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class LeloraSteering:
         return f"{text}; {took} ({spectra.file.name})"
 
     def after_step(self, step: int, norm: Tensor) -> None:
-        """See `recipes.task.Steering`."""
+        """See `recipes.abilities.Steering`."""
         if self.path is not None:
             self.path.after_step(norm)
         if self._decides(step):
@@ -303,11 +303,11 @@ class LeloraSteering:
             raise RuntimeError(f"after step {step}, rank {other[0]} has other adapters than rank 0")
 
     def state(self) -> dict[str, Tensor]:
-        """See `recipes.task.Steering`."""
+        """See `recipes.abilities.Steering`."""
         return kept.state_of(self)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """See `recipes.task.Steering`."""
+        """See `recipes.abilities.Steering`."""
         kept.load(self, state)
 
 

@@ -17,11 +17,11 @@ from models.lelora.spectrum import Atoms
 from models.lelora.switch import Directions, Switched, switch
 from models.lelora.windows import needed
 from parallel.torch_private import local_slices
+from recipes.abilities import Training
 from recipes.lelora.brain import Brain, Setting
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.shards import moments_of, put_back, whole_of
 from recipes.lelora.spectra import find_spectra
-from recipes.task import Training
 
 
 class Adapters:

@@ -82,7 +82,7 @@ class BeamExportConfig:
 
 
 class BeamExportTask:
-    """See `recipes.task.Work` for what each method promises."""
+    """See `recipes.work.Work` for what each method promises."""
 
     configs: ClassVar[Mapping[str, type]] = {"task": BeamExportConfig, "data": SequencesConfig}
     axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from models.slide.config import SlideConfig
 from recipes.slide.config import SequencesConfig
-from recipes.task import Stage
+from recipes.work import Stage
 
 STAGES = ("sid_build", "gr_train", "beam_export", "list_distill", "list_rl", "list_eval")
 
@@ -36,7 +36,7 @@ class SlideTaskConfig:
 
 
 class SlideTask:
-    """See `recipes.task.Chain`."""
+    """See `recipes.work.Chain`."""
 
     configs: ClassVar[Mapping[str, type]] = {
         "task": SlideTaskConfig,

@@ -69,7 +69,7 @@ class ListEvalConfig:
 
 
 class ListEvalTask:
-    """See `recipes.task.Work` for what each method promises."""
+    """See `recipes.work.Work` for what each method promises."""
 
     configs: ClassVar[Mapping[str, type]] = {"task": ListEvalConfig, "data": SequencesConfig}
     axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})

@@ -76,7 +76,7 @@ class SidBuildConfig:
 
 
 class SidBuildTask:
-    """See `recipes.task.Work` for what each method promises."""
+    """See `recipes.work.Work` for what each method promises."""
 
     configs: ClassVar[Mapping[str, type]] = {"task": SidBuildConfig, "data": SequencesConfig}
     axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})

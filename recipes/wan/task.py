@@ -14,7 +14,8 @@ from models.hf_folder import Read, add_weight_arguments
 from models.wan.build import build_wan, init_weights, training_flops, write_folder
 from models.wan.config import EXPERTS, WanConfig, boundary_of, transformer_folder
 from models.wan.flow import draws, errors, times
-from recipes.task import Batch, DataError, Training
+from recipes.abilities import Training
+from recipes.task import Batch, DataError
 from recipes.wan.config import LatentsConfig, WanTaskConfig
 from recipes.wan.latents import Drawn, Stored, Video, collate, find_entries, is_held_out
 
@@ -23,7 +24,7 @@ GOLDEN = 0.6180339887498949
 
 
 class Steps:
-    """Counts steps, so that a video has other noise in every one (`recipes.task.Steering`)."""
+    """Counts steps, so that a video has other noise in every one (`recipes.abilities.Steering`)."""
 
     def __init__(self) -> None:
         self.done = 0
@@ -153,7 +154,7 @@ class WanTask:
         return {name: name for name in stored}
 
     def steering(self, training: Training) -> Steps:
-        """See `recipes.task.Steers`."""
+        """See `recipes.abilities.Steers`."""
         del training
         return self._steps
 

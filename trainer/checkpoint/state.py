@@ -31,7 +31,7 @@ def tensors_of(
 ) -> dict[str, Any]:
     """Model and optimizer by parameter name, and each rank's random state under its own key.
 
-    `steering` is what the task keeps besides (`recipes.task.Steering`).
+    `steering` is what the task keeps besides (`recipes.abilities.Steering`).
     """
     model_state, optimizer_state = get_state_dict(model, optimizer, options=KEPT)
     state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state["state"]}

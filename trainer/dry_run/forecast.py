@@ -12,7 +12,8 @@ from parallel.experts.divide import divide
 from parallel.experts.exchange import ExpertRanks
 from parallel.recompute import recompute
 from parallel.tide.suitable import SMALLEST
-from recipes.task import Foresees, Samples, Task
+from recipes.abilities import Foresees
+from recipes.task import Samples, Task
 from trainer.config import Config
 from trainer.devices import Device
 from trainer.dry_run.duration import Duration, duration

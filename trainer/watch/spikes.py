@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from collectives.host import gather_objects
-from recipes.task import Locates
+from recipes.abilities import Locates
 from trainer.data import Step
 from trainer.watch.interval import Outcome
 
@@ -95,7 +95,7 @@ def _highest(outcome: Outcome, own: Sequence[int]) -> dict[str, Any]:
 
 
 def origins(task: Any, samples: Sequence[int]) -> dict[str, list[str]]:
-    """What the first samples are made of, if the task can tell: see `recipes.task.Locates`."""
+    """What the first samples are made of, if the task can tell: see `recipes.abilities.Locates`."""
     if not isinstance(task, Locates):
         return {}
     return {str(sample): list(task.where(sample)) for sample in samples[:SHOWN]}

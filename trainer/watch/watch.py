@@ -19,7 +19,8 @@ from torch import nn
 from collectives.host import all_gather, broadcast
 from parallel.fsdp import Chosen
 from parallel.waits import report_waits
-from recipes.task import HasFigures, HasPanels, Task
+from recipes.abilities import HasFigures, HasPanels
+from recipes.task import Task
 from trainer.config import Config
 from trainer.data import Step
 from trainer.errors import DONE, FAILED, STOPPED

@@ -12,10 +12,10 @@ from parallel.fsdp import parallelize, set_last_micro_batch
 from parallel.mesh import ParallelConfig, build_mesh
 from parallel.norm import clip, global_norm
 from parallel.weights import load_safetensors, materialize
+from recipes.abilities import Training
 from recipes.lelora.classify import LeloraClassifyConfig, LeloraClassifyTask
 from recipes.lelora.config import LeloraConfig, PolicyConfig
 from recipes.lelora.labelled import LabelledConfig
-from recipes.task import Training
 from trainer.optim import OptimConfig, build_optimizer
 
 MODEL = {"num_layers": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2,

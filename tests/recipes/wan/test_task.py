@@ -14,7 +14,8 @@ from models.wan.config import WanConfig
 from parallel.fsdp import parallelize, set_last_micro_batch
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
 from parallel.weights import materialize
-from recipes.task import DataError, Steers
+from recipes.abilities import Steers
+from recipes.task import DataError
 from recipes.wan.config import LatentsConfig, WanTaskConfig
 from recipes.wan.task import WanTask
 from tests.models.wan.small import SIZES
