@@ -9,7 +9,7 @@ from tests.faults.campaign import COMMON
 from tests.faults.inject import Fault
 from tests.faults.runs import run
 from tests.processes import ranks_of
-from tests.runs.helpers import SMALL, finish, reached, start, wait_for
+from tests.runs.helpers import SMALL, finish, metrics, reached, start, wait_for
 
 pytestmark = pytest.mark.slow
 WORDS = [
@@ -29,6 +29,9 @@ def test_a_stopped_rank_is_the_silent_one(tmp_path):
     assert "  rank 1: silent: it is stopped" in output
     stacks = tmp_path / "r" / "stalls" / "step-00000005-rank0.txt"
     assert "trainer/loop.py" in stacks.read_text()
+    (row,) = metrics(tmp_path / "r", "stall")
+    assert row["step"] == 5
+    assert any(line.startswith("rank 1: silent") for line in row["ranks"])
 
 
 @pytest.mark.long
