@@ -8,20 +8,6 @@ from torch import Tensor, nn
 from models.trip.attention import Score, Visibility, attend, attend_silu, rotate
 from models.trip.biases import AlibiBias, HstuBias, LearnedMask
 from models.trip.config import APPENDING, TripConfig
-from models.trip.encodings import EMBEDDING_STD
-
-
-class Residual(nn.Linear):
-    """A projection whose result is added to the items.
-
-    It starts so small that what it adds is as large as items are. Otherwise the first layer, which
-    normalizes what it reads, drowns them, and a model needs long to find out again which item is which.
-    """
-
-    def reset_parameters(self) -> None:
-        """For inputs of about one."""
-        nn.init.normal_(self.weight, std=EMBEDDING_STD / self.in_features**0.5)
-        nn.init.zeros_(self.bias)
 
 
 class Attention(nn.Module):
@@ -64,10 +50,10 @@ class Layer(nn.Module):
         self.attention = Attention(config, plain)
         self.attention_norm = nn.LayerNorm(D)
         self.qkv = nn.Linear(D, 3 * D)
-        self.out = Residual(D, D)
+        self.out = nn.Linear(D, D)
         self.mlp_norm = nn.LayerNorm(D)
         self.up = nn.Linear(D, 4 * D)
-        self.down = Residual(4 * D, D)
+        self.down = nn.Linear(4 * D, D)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BND: Tensor, sees: Visibility) -> Tensor:
@@ -117,7 +103,7 @@ class HstuLayer(nn.Module):
         self.divisor = config.max_history + (config.pooling in APPENDING)
         self.norm = nn.LayerNorm(D, elementwise_affine=False, eps=1e-6)
         self.qkvu = nn.Linear(D, 4 * D, bias=False)
-        self.out = Residual(D, D)
+        self.out = nn.Linear(D, D)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BND: Tensor, sees: Visibility) -> Tensor:

@@ -27,7 +27,7 @@ from models.trip.encodings import (
 )
 from models.trip.heads import make_head
 from models.trip.history import PADDING, UNSEEN
-from models.trip.layers import Layer, Residual, token_layer
+from models.trip.layers import Layer, token_layer
 from models.trip.reconstruction import (
     Candidates,
     Reconstruction,
@@ -196,9 +196,7 @@ class Trip(nn.Module):
 
 def init_weights(module: nn.Module) -> None:
     """Initialise the direct parameters of one module of the model."""
-    if isinstance(module, Residual):
-        module.reset_parameters()
-    elif isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
