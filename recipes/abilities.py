@@ -61,6 +61,8 @@ class Training:
     """Gradients are scaled down to this norm; 0: never."""
     rate: Callable[[int], float]
     """Learning rate of a step, as a share of the peak."""
+    resumed: bool = False
+    """A checkpoint is loaded next: whatever the model begins with is overwritten."""
 
 
 class Steering(Protocol):

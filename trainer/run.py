@@ -231,9 +231,9 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     )
     job.saver.prepare(model, job.optimizer, device)
     try:
-        job.steering = _steering(job, run_dir)
-        limit_waits(config.launch.timeout)
         checkpoint = find(config.trainer.resume, job.saver.checkpoints)
+        job.steering = _steering(job, run_dir, resumed=checkpoint is not None)
+        limit_waits(config.launch.timeout)
         if checkpoint is not None:
             job.restore(checkpoint)
             if config.trainer.resume != "auto" and dist.get_rank() == 0:
@@ -257,7 +257,7 @@ def _go_back(job: Job) -> None:
         print(f"later checkpoints are put aside: {', '.join(path.name for path in undone)}")
 
 
-def _steering(job: Job, run_dir: Path) -> Steering | None:
+def _steering(job: Job, run_dir: Path, resumed: bool) -> Steering | None:
     """What the task does between steps, if it does anything."""
     if not isinstance(job.task, Steers):
         return None
@@ -276,6 +276,7 @@ def _steering(job: Job, run_dir: Path) -> Steering | None:
         rate=lambda step: (
             learning_rate(config.optim, step, plan.steps) / max(config.optim.lr, 1e-30)
         ),
+        resumed=resumed,
     )
     try:
         return job.task.steering(training)

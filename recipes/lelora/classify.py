@@ -248,10 +248,12 @@ class LeloraClassifyTask:
         return dict.fromkeys(every, self.config.head_lr)
 
     def _begin_head(self, training: Training) -> None:
-        """A new classifier begins as a linear probe."""
+        """A new classifier begins as a linear probe; that of a checkpoint has it behind it."""
+        if training.resumed or not self.config.probe or self._head_is_stored:
+            return
         model, train = training.model, self.train_samples()
         layer = last_linear(model, head_names(model))
-        if not self.config.probe or self._head_is_stored or layer is None:
+        if layer is None:
             return
         rows = probe_rows(len(train), self.config.probe, self.seed)
         size = training.micro_batch_size

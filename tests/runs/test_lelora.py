@@ -1,11 +1,13 @@
 """Whole runs through adapters: resumed, exported, loaded elsewhere."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from models.lelora.verify import verify
+from recipes.lelora.classify import LeloraClassifyConfig, LeloraClassifyTask
 from tests.models.lelora.toys import llama
 from tests.recipes.lelora.toys import write_texts
 from tests.runs.helpers import metrics, train, weights
@@ -136,3 +138,28 @@ def test_texts_are_classified_by_every_method(tmp_path, monkeypatch, capsys, met
     assert model.config.id2label == {0: "a", 1: "b", 2: "c"}
     saved, _ = weights(tmp_path / "r", 8)
     assert torch.equal(model.classifier.weight, saved["model/classifier.weight"])
+
+
+def test_a_classifier_that_began_as_a_probe_is_resumed_bit_for_bit(tmp_path):
+    write_texts(tmp_path)
+    common = ["+recipe=lelora_classify", "data=labelled", "data.files=[texts.tsv]", "trainer.steps=5",
+              "model.hidden_size=16", "model.intermediate_size=24", "model.num_heads=2",
+              "+model.config.initializer_range=0.2", *LELORA]  # fmt: skip
+    code, output = train(
+        *common, "checkpoint.every=3", "checkpoint.keep=9", "run.dir=r", cwd=tmp_path
+    )
+    assert code == 0, output
+    # how many texts a probe would have is of no account any more
+    code, output = train(*common, "checkpoint.every=0", "run.dir=again", "task.probe=8",
+                         f"trainer.resume={tmp_path}/r/checkpoints/step-00000003", cwd=tmp_path)  # fmt: skip
+    assert code == 0, output
+    ours, theirs = weights(tmp_path / "r", 5)[0], weights(tmp_path / "again", 5)[0]
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_a_resumed_classifier_is_not_fitted_again():
+    task = LeloraClassifyTask.__new__(LeloraClassifyTask)  # without a model or texts to fit
+    task.config, task._head_is_stored = LeloraClassifyConfig(), False
+    task._begin_head(SimpleNamespace(resumed=True))
+    with pytest.raises(AttributeError):
+        task._begin_head(SimpleNamespace(resumed=False))
