@@ -110,6 +110,7 @@ def tables(folder: Path) -> dict[str, list[str]]:
             *claims(cross, CROSS_CLAIMS),
         ],
         "trials": trials(folder),
+        "learnings": trials(folder, "slide-student-trials", "learnings"),
         "chosen": chosen(sets),
         "trainings": trainings(sets),
         "latency": latency(folder),

@@ -15,7 +15,7 @@ import torch
 from benchmarks.slide import columns
 from benchmarks.slide.fleet import Evaluate, Member, Running, Schedule, Trained, train
 from benchmarks.slide.judging import Judging
-from benchmarks.slide.plan import Plan, Teaching
+from benchmarks.slide.plan import Learning, Plan, Teaching
 from benchmarks.slide.tasks import IN_MEMORY, Tasks
 from models.slide.folder import Exported
 from models.slide.graphs import recorded
@@ -105,7 +105,7 @@ class Study:
         """The lists that students learn from."""
         alpha = self.judging.about["counts of e"]["chosen"]
         self.exported: dict[str, Rows] = {
-            "strong": self._export(self.judging.models["e"], alpha, self.plan.copies),
+            "strong": self._export(self.judging.models["e"], alpha),
         }
         folds = [f"fold{fold}" for fold in range(self.plan.folds)]
         for name, teachers in (
@@ -115,13 +115,13 @@ class Study:
         ):
             if name in self.plan.students:
                 asked = [self.judging.models[teacher][0] for teacher in teachers]
-                self.exported[name] = self._export(asked, 0.0, self.plan.copies)
+                self.exported[name] = self._export(asked, 0.0)
 
-    def _export(self, asked: Sequence[Exported], counts: float, copies: int) -> Rows:
+    def _export(self, asked: Sequence[Exported], counts: float) -> Rows:
         plan = self.plan
         config = BeamExportConfig(
-            sids=IN_MEMORY, teachers=[IN_MEMORY], beams=plan.beams, copies=copies, counts=counts,
-            shards=1, batch_size=plan.batch, newest=plan.newest,
+            sids=IN_MEMORY, teachers=[IN_MEMORY], beams=plan.beams, counts=counts,
+            copies=plan.learning.copies, shards=1, batch_size=plan.batch, newest=plan.newest,
         )  # fmt: skip
         folds = int(asked[0].about.get("folds", 0))
         search = Search(config, self.data, Teachers(asked, folds), self.device)
@@ -136,23 +136,46 @@ class Study:
 
     def students(self) -> None:
         """All of them at once."""
-        plan, members = self.plan, []
-        for name in plan.students:
-            how, _, codes = name.rpartition("_")
-            task = self.tasks.student(codes, how)
-            if how == "direct":
-                found, lengths = columns.of_followed(task, self.device)
-            else:
-                rows = self.exported.get(name, self.exported["strong"])
-                rows = without_copies(rows) if how == "plain" else rows
-                found, lengths = columns.of_lists(task, rows, self.device)
-            teacher = self.trained["h" if codes == "heads" else "s"].model
-            start = dict(teacher.state_dict())  # as it computes: a study that goes on has no others
-            batches = columns.batches_of(task, self.device)
-            members.append(
-                Member(name, task, plan.student_optim, self.seed, found, lengths, batches, start)
-            )
-        self._train(members, plan.student_epochs, plan.student_batch, self._prefixes())
+        plan = self.plan
+        members = [self.student(name, name, plan.learning) for name in self.taught()]
+        epochs = plan.learning.epochs * plan.shorter
+        self._train(members, epochs, plan.student_batch, self._prefixes())
+
+    def taught(self) -> list[str]:
+        """The students of the plan, but for those without copies where there are none anyway."""
+        copies = self.plan.learning.copies
+        return [name for name in self.plan.students if copies or not name.startswith("plain")]
+
+    def student(self, name: str, kind: str, learning: Learning) -> Member:
+        """A student of the fleet; `kind` is one of `Plan.students`."""
+        how, _, codes = kind.rpartition("_")
+        task = self.tasks.student(codes, how, learning)
+        if how == "direct":
+            found, lengths = columns.of_followed(task, self.device)
+        else:
+            rows = self.exported.get(kind, self.exported["strong"])
+            rows = rows if learning.copies and how != "plain" else without_copies(rows)
+            found, lengths = columns.of_lists(task, rows, self.device)
+        teacher = self.trained["h" if codes == "heads" else "s"].model
+        start = dict(teacher.state_dict())  # as it computes: a study that goes on has no others
+        batches = columns.batches_of(task, self.device)
+        return Member(name, task, learning.optim, self.seed, found, lengths, batches, start)
+
+    def learnings(self, ways: Mapping[str, Learning]) -> dict[str, float]:
+        """Students by heads of the ensemble, one for each way: the best NDCG@10 on validation."""
+        self.teachers()
+        self.judging.ensemble()
+        self.judging.counted("e")
+        self.lists()
+        for epochs in sorted({way.epochs for way in ways.values()}):
+            members = [
+                self.student(name, "heads", way)
+                for name, way in ways.items()
+                if way.epochs == epochs
+            ]
+            epochs *= self.plan.shorter
+            self._train(members, epochs, self.plan.student_batch, self._prefixes())
+        return {name: float(self.trained[name].best["ndcg@10"]) for name in ways}
 
     def _prefixes(self) -> int:
         users_R, targets_R = self.data.split.prefixes()
@@ -162,7 +185,7 @@ class Study:
 
     def decoding(self) -> None:
         """The students' lists, and their beam search."""
-        for name in self.plan.students:
+        for name in self.taught():
             self.judging.judge(f"{name}:greedy")
         for name in ("heads", "steps"):
             if name in self.judging.models:

@@ -131,13 +131,13 @@ def known_targets(sets: Mapping[str, SetStudies]) -> list[str]:
     return lines if len(lines) > 2 else [NOT_YET]
 
 
-def trials(folder: Path) -> list[str]:
-    """NDCG@10 on validation of teachers that were trained in several ways."""
-    file = folder / "slide-trials.json"
+def trials(folder: Path, name: str = "slide-trials", of: str = "teachings") -> list[str]:
+    """NDCG@10 on validation of teachers, or students, that were trained in several ways."""
+    file = folder / f"{name}.json"
     if not file.exists():
         return [NOT_YET]
     result = json.loads(file.read_text())
-    figures, ways = result["summary"]["validation ndcg@10"], result["config"]["teachings"]
+    figures, ways = result["summary"]["validation ndcg@10"], result["config"][of]
     keys = [
         key for key in next(iter(ways.values())) if len({way[key] for way in ways.values()}) > 1
     ]

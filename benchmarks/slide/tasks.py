@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.slide.plan import Plan, Teaching
+from benchmarks.slide.plan import Learning, Plan, Teaching
 from models.slide.ids import make_ids
 from recipes.slide.data import Data
 from recipes.slide.gr_train import GrTrainConfig, GrTrainTask
@@ -52,16 +52,16 @@ class Tasks:
         task.data = _of_items(self.data) if codes == "items" else self.data
         return task
 
-    def student(self, codes: str, how: str) -> ListDistillTask:
+    def student(self, codes: str, how: str, learning: Learning | None = None) -> ListDistillTask:
         """One that writes lists; `how` is what its name says before the kind of codes."""
-        plan = self.plan
+        plan, learning = self.plan, learning or self.plan.learning
         task = ListDistillTask(
             task=ListDistillConfig(
                 sids=IN_MEMORY, lists=IN_MEMORY, source="real" if how == "direct" else "lists",
                 order="random" if how == "shuffled" else "score",
                 weights="log" if how == "log" else "uniform",
             ),
-            model=plan.model("s", codes, plan.length, plan.student_dropout),
+            model=plan.model("s", codes, plan.length, learning.dropout),
             data=self.data.config,
             seed=0,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from benchmarks.slide import __main__ as program
 from benchmarks.slide import page, study
 from benchmarks.slide.compared import against, load
 from benchmarks.slide.everything import ASIDE
-from benchmarks.slide.plan import TEACHINGS, TINY
+from benchmarks.slide.plan import LEARNINGS, TEACHINGS, TINY
 from benchmarks.slide.scored import read, written
 from recipes.slide.metrics import MISSED, gains, places
 from tests.benchmarks.slide.small import planted
@@ -111,6 +111,21 @@ def test_studies_train_as_is_best_in_trials(results, monkeypatch):
     for out in (folder / "tried", folder / "tried" / "levers"):
         assert program.taught(TINY, out).teaching == TEACHINGS[summary["chosen"]]
     assert program.taught(TINY, folder / "elsewhere") == TINY
+
+
+def test_and_their_students(results, monkeypatch):
+    folder, packed = results
+    run(monkeypatch, "students", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out",
+        folder / "learned")  # fmt: skip
+    file = json.loads((folder / "learned" / "slide-student-trials.json").read_text())
+    figures, chosen = file["summary"]["validation ndcg@10"], file["summary"]["chosen"]
+    assert set(figures) == set(LEARNINGS)
+    assert figures[chosen] == max(figures.values())
+    trained = file["summary"]["trainings"]
+    assert trained["long"]["steps"] > 2 * trained["short"]["steps"]
+    lines = page.tables(folder / "learned")["learnings"]
+    assert lines[0].startswith("| way | epochs | lr | dropout | copies |")
+    assert program.taught(TINY, folder / "learned").learning == LEARNINGS[chosen]
 
 
 def test_the_page_has_what_is_in_the_files(results):
