@@ -145,6 +145,30 @@ def test_matrices_are_those_that_the_recipe_finds(model, verses):
     assert all(t == theirs[t.name] for t in ours)
 
 
+@pytest.mark.parametrize(
+    ("method", "grows"),
+    [("lora", 2), ("rslora", 4), ("pissa", 2), ("frozen", 2), ("full", 1)],
+)
+def test_a_rate_means_more_at_a_higher_rank(model, method, grows):
+    """As docs/lelora.md says: from rank 1 to rank 4."""
+    changes = []
+    for rank in (1, 4):
+        verses = Verses(
+            packed_verses(model), rank=rank, steps=100, device=torch.device("cpu"), pairs=8
+        )
+        of = form(verses, method)
+        before = [w.detach().clone() for w in of.weights(torch.float32)]
+        writers = Writers(
+            verses.base, verses.train, Plan(100, BATCH), [of], [Run(0, 1e-4)], torch.float32
+        )
+        for _ in range(3):
+            writers.step()
+        after = of.weights(torch.float32)
+        squares = [(x - y).detach().square().sum() for x, y in zip(before, after, strict=True)]
+        changes.append(float(sum(squares)) ** 0.5)
+    assert changes[1] / changes[0] == pytest.approx(grows, rel=0.15)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_recorded_step_is_the_step(model):
