@@ -120,6 +120,8 @@ def _table(
         began = f"{100 * accuracy:.2f} % (loss {loss:.3f}): a linear probe"
         if likelihood:
             began = f"{loss:.4f} nats ({100 * accuracy:.1f} % of tokens right): the model as it is"
+            if first["bytes"]:
+                began += f"; {first['bytes'] / sum(first['targets']):.2f} bytes are a token"
         lines += ["", f"All begin at {began}."]
     whole = sum(seconds for _, seconds in summary["seconds"].values())
     lines += ["", f"All of this, with tuning and teaching: {whole:.0f} s."]

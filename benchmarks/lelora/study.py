@@ -198,6 +198,8 @@ class Study:
                 together = subject.together(plan, [form], runs, self.dtype, judged=True)
                 together.train()
                 found += [scored.loss for scored in subject.scored(together, "judging")]
+                del together
+                free()
             return found
 
         taught = teach(ground, self.school, judge)
@@ -259,7 +261,12 @@ class Study:
         timings = self.of(task)["seconds"]
         timings[f"{len(timings)} {what}"] = [seconds, whole]
         self.save()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        free()
         self.say(f"{task:12} {what}: {seconds:.1f} s of training, {whole:.1f} s in all")
+
+
+def free() -> None:
+    """Have a device forget the last runs and their graph before the next ones begin."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -110,13 +110,12 @@ class Writers(Together):
     def nats(
         self, layers: Layers, rest: dict[str, Tensor], pairs: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Of each target, (P, B, U), 0 where there is none; and whether it was the likeliest."""
+        """Of each target, (P, B, U), 0 where there is none; and logits, (P B U, V)."""
         ids_PBT, at_PBU, targets_PBU = pairs
         logits_PXV = logits(self.decoder, rest, layers, ids_PBT, at_PBU)
         flat = logits_PXV.flatten(0, 1)
         found = nn.functional.cross_entropy(flat, targets_PBU.flatten(), reduction="none")
-        right = flat.detach().argmax(-1).view_as(targets_PBU) == targets_PBU
-        return found.view_as(targets_PBU), right
+        return found.view_as(targets_PBU), flat
 
     def losses(self, rows_PB: Tensor) -> Tensor:
         """Nats of a target, in the mean over a run's batch."""
@@ -132,9 +131,9 @@ class Writers(Together):
         P, nats, right, targets = len(self.optimizer.lr_P), [], [], []
         for rows in torch.arange(len(part), device=self.device).split(max(CHUNK // P, 1)):
             pairs = part[rows.expand(P, len(rows))]
-            nats_PBU, right_PBU = self.nats(layers, rest, pairs)
+            nats_PBU, flat = self.nats(layers, rest, pairs)
             nats.append(nats_PBU.double().sum(2))
-            right.append(right_PBU.sum(2))
+            right.append((flat.argmax(-1).view_as(pairs[2]) == pairs[2]).sum(2))
             targets.append((pairs[2][0] >= 0).sum(1))
         return torch.cat(nats, 1).cpu(), torch.cat(right, 1).cpu(), torch.cat(targets).cpu()
 
@@ -168,7 +167,8 @@ class Verses:
         judging = min(JUDGING, len(self.train) // 4)
         self.learning = self.train.part(slice(len(self.train) - judging))
         self.parts = {**every, "judging": self.train.part(slice(len(self.train) - judging, None))}
-        self.bytes = {p: int(stored[f"kjv/{p}/bytes"]) for p in ("validation", "test")}
+        whole = ("validation", "test") if pairs is None else ()
+        self.bytes = {p: int(stored[f"kjv/{p}/bytes"]) for p in whole}
         look = partial(input_directions, self.base, self.train, EVA_PAIRS)
         spectra = [Spectrum(*decompose_stack(w_LMN)) for w_LMN in self.base.matrices]
         self.ground = Ground(self.base, spectra, look, rank, steps)

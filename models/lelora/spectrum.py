@@ -74,7 +74,7 @@ def decompose_stack(w_LMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     w_LMN = w_LMN.double()
     tall = w_LMN.shape[1] >= w_LMN.shape[2]
     x_LXK = w_LMN if tall else w_LMN.transpose(1, 2)
-    squares_LK, inner_LKK = torch.linalg.eigh(x_LXK.transpose(1, 2) @ x_LXK)
+    squares_LK, inner_LKK = _eigh(x_LXK.transpose(1, 2) @ x_LXK)
     values_LK = squares_LK.flip(1).clamp(min=0).sqrt()
     inner_LKK = inner_LKK.flip(2)
     outer_LXK = x_LXK @ inner_LKK / values_LK.clamp(min=1e-30)[:, None]
@@ -83,6 +83,18 @@ def decompose_stack(w_LMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     signs_L1K = torch.where(left_LMK.gather(1, largest_L1K) < 0, -1.0, 1.0).to(w_LMN)
     right_LKN = (right_LNK * signs_L1K).transpose(1, 2).contiguous()
     return (left_LMK * signs_L1K).float(), values_LK.float(), right_LKN.float()
+
+
+def _eigh(gram_LKK: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        squares_LK, inner_LKK = torch.linalg.eigh(gram_LKK)
+        if bool(torch.isfinite(squares_LK).all()):
+            return squares_LK, inner_LKK
+    except RuntimeError:
+        if gram_LKK.device.type == "cpu":
+            raise
+    squares_LK, inner_LKK = torch.linalg.eigh(gram_LKK.cpu())
+    return squares_LK.to(gram_LKK.device), inner_LKK.to(gram_LKK.device)
 
 
 def _svd(weight_MN: Tensor) -> tuple[Tensor, Tensor, Tensor]:

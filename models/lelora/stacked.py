@@ -221,10 +221,13 @@ def lengths(w_LMN: Tensor, left_PLMK: Tensor, right_PLKN: Tensor) -> Tensor:
 
 
 def beside(factors: Sequence[list[Factors]]) -> list[Factors]:
-    """Those of all forms as one for each group, with as many rows as the widest has."""
+    """Those of all forms as one for each group, with as many rows as the widest has, in eights.
+
+    Products of 16 bits are slow where rows do not begin at multiples of 16 bytes.
+    """
     found = []
     for of in zip(*factors, strict=True):
-        widest = max(f.left_PLMK.shape[-1] for f in of)
+        widest = -(-max(f.left_PLMK.shape[-1] for f in of) // 8) * 8
         left, right = [], []
         for f in of:
             more = widest - f.left_PLMK.shape[-1]
