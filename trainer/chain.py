@@ -1,7 +1,8 @@
 """A task that is a row of others (`recipes.work.Chain`): each runs as it would alone, in its folder.
 
 Whether a stage has something to do is its own business: one that is finished finds so and ends at once,
-so a chain that was stopped goes on by the same command.
+so a chain that was stopped goes on by the same command. A stage that keeps its best checkpoint
+(`checkpoint.highest`, `checkpoint.lowest`) hands that one on.
 """
 
 import os
@@ -17,7 +18,7 @@ from recipes.work import Stage
 from trainer import rundir
 from trainer.config import Config, build_config
 from trainer.errors import DONE, ConfigError
-from trainer.export import export
+from trainer.export import BEST, export
 from trainer.plugins import NODES, tasks
 from trainer.run import make_task
 
@@ -61,7 +62,9 @@ def run_chain(config: Config, plain: dict[str, Any], overrides: list[str], run: 
             print(f"{stage.name} ended with exit code {code}", file=sys.stderr)
             return code
         if hasattr(tasks()[its["task"]["name"]], "export"):
-            code = _export(Path(its["run"]["dir"]))
+            code = _export(
+                Path(its["run"]["dir"]), build_config(its).checkpoint.best_by is not None
+            )
             if code != DONE:
                 return code
     return DONE
@@ -100,7 +103,10 @@ def _words(prefix: str, node: Mapping[str, Any]) -> list[str]:
     return [f"{prefix}.{key}={value}" for key, value in node.items() if key != "name"]
 
 
-def _export(folder: Path) -> int:
-    """Anew, whatever was there: weights of an earlier step, perhaps."""
+def _export(folder: Path, best: bool) -> int:
+    """The best checkpoint, if the stage keeps one, or the newest.
+
+    Anew, whatever was there: weights of an earlier step, perhaps.
+    """
     shutil.rmtree(folder / EXPORTED, ignore_errors=True)
-    return export([str(folder), str(folder / EXPORTED)])
+    return export([str(folder), str(folder / EXPORTED), *(["--step", BEST] if best else [])])

@@ -27,6 +27,8 @@ from trainer.plugins import tasks
 from trainer.run import make_task
 from trainer.verify import problem
 
+BEST = "best"
+
 
 def main() -> None:
     """Entry point."""
@@ -38,7 +40,11 @@ def export(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
     parser.add_argument("run", type=Path, help="a run folder")
     parser.add_argument("out", type=Path, help="the folder to make")
-    parser.add_argument("--step", type=int, help="which checkpoint (default: the newest)")
+    parser.add_argument(
+        "--step", type=_step,
+        help="which checkpoint: a step, or best (checkpoint.highest or checkpoint.lowest of the run); "
+        "default: the newest",
+    )  # fmt: skip
     try:
         early, _ = parser.parse_known_args(arguments)
         config = _read_config(early.run)
@@ -69,11 +75,33 @@ def _read_config(run: Path) -> Config:
     return build_config({str(key): value for key, value in plain.items()})
 
 
+def _step(text: str) -> int | str:
+    if text != BEST and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor {BEST}")
+    return text if text == BEST else int(text)
+
+
+def _chosen(checkpoints: Checkpoints, options: argparse.Namespace) -> Path:
+    """The checkpoint that the command line asks for. Raises `CheckpointError`."""
+    if isinstance(options.step, int):
+        return checkpoints.of_step(options.step)
+    newest = checkpoints.newest()
+    if newest is None:
+        raise CheckpointError(f"{options.run} has no complete checkpoint yet")
+    if options.step is None:
+        return newest
+    best = checkpoints.best()
+    if best is None:
+        raise CheckpointError(
+            f"{options.run} has no best checkpoint, as far as {newest.name} knows: give --step a "
+            "number, or train with checkpoint.highest or checkpoint.lowest"
+        )
+    return best
+
+
 def _export(config: Config, task: Exports, options: argparse.Namespace) -> None:
     checkpoints = Checkpoints(options.run / "checkpoints")
-    checkpoint = checkpoints.of_step(options.step) if options.step else checkpoints.newest()
-    if checkpoint is None:
-        raise CheckpointError(f"{options.run} has no complete checkpoint yet")
+    checkpoint = _chosen(checkpoints, options)
     if found := problem(checkpoint):
         raise CheckpointError(found)
     out: Path = options.out

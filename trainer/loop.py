@@ -43,13 +43,18 @@ def train(job: Job) -> int:
 
 
 def run_evaluation(job: Job) -> bool:
-    """Evaluate and report; False if asked to stop before the end."""
+    """Evaluate and report, and save what is the best so far; False if asked to stop before the end."""
+    if job.config.checkpoint.best_by is not None:
+        job.watch.flush(job.guard)  # a save may follow, and no row is about both sides of it
     with job.watch.paused("evaluation"):
         figures = evaluate(job)
     if figures is None:
         return False
     job.state.evaluated = job.state.step
-    job.watch.evaluation(job.state.step, figures)
+    best = job.note_if_best(figures)
+    job.watch.evaluation(job.state.step, figures, best)
+    if best:
+        job.save(again=True)  # one of this step, from before the evaluation, does not know it
     return True
 
 

@@ -57,6 +57,12 @@ def make_plan(
             f"trainer.check_replicas={trainer.check_replicas}, but there is one copy of the weights: "
             "set trainer.check_replicas=0, or parallel.replicate to 2 or more"
         )
+    if config.checkpoint.best_by is not None and not trainer.eval_every:
+        key = "highest" if config.checkpoint.highest else "lowest"
+        raise ConfigError(
+            f"checkpoint.{key}={config.checkpoint.best_by}, but trainer.eval_every=0 evaluates nothing: "
+            f"set trainer.eval_every to 1 or more, or checkpoint.{key}=null"
+        )
     ranks = data_parallel_size(shape)
     if trainer.batch_size % ranks:
         near = max(round(trainer.batch_size / ranks), 1) * ranks

@@ -1,9 +1,9 @@
 """Joining everything that a run needs, once, before the loop starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from collectives.host import all_sum, broadcast
-from parallel.fsdp import Chosen, choose_collectives, parallelize
 from parallel.mesh import build_mesh
 from parallel.torch_private import check_private_apis, limit_waits
-from parallel.weights import load_safetensors, materialize
 from recipes.abilities import HasRates, Steering, Steers, Training
 from recipes.task import DataError, Samples, Task
+from trainer.checkpoint.best import Best, agree_if_better, known_best
 from trainer.checkpoint.continuity import DataIdentity, check_epochs, goes_on
 from trainer.checkpoint.loader import find, load
 from trainer.checkpoint.saver import Saved, Saver
@@ -26,14 +25,14 @@ from trainer.config import Config
 from trainer.data import Step, check_enough, fingerprint, training_steps
 from trainer.enter import enter_run_dir
 from trainer.errors import CheckpointError, ConfigError, RunError
-from trainer.failure import end_rank
 from trainer.guard import Guard
 from trainer.launch import Invocation
+from trainer.model import build_model
 from trainer.optim import build_optimizer, learning_rate
 from trainer.plan import Plan, make_plan
 from trainer.plugins import own_nodes, tasks
 from trainer.replicas import check_replicas
-from trainer.sharing import check_experts, experts_of, share_samples
+from trainer.sharing import check_experts, share_samples
 from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
 
@@ -48,6 +47,8 @@ class State:
     """Samples consumed: the position in the data."""
     evaluated: int = 0
     """The step of the last evaluation."""
+    best: Best | None = None
+    """The best evaluation so far, where `checkpoint.highest` or `checkpoint.lowest` is set."""
 
 
 @dataclass
@@ -108,9 +109,15 @@ class Job:
         due = every > 0 and step > 0 and (step % every == 0 or step == self.plan.steps)
         return due and self.state.evaluated != step
 
-    def save(self) -> None:
-        """Begin a checkpoint of this moment, unless there is one."""
-        if self.saved_step != self.state.step:
+    def note_if_best(self, figures: Mapping[str, float]) -> bool:
+        """Whether the present step's evaluation is the best so far, on every rank."""
+        found = agree_if_better(self.config.checkpoint, self.state.best, self.state.step, figures)
+        self.state.best = found or self.state.best
+        return found is not None
+
+    def save(self, again: bool = False) -> None:
+        """Begin a checkpoint of this moment, unless there is one, or `again` if it knows too little."""
+        if again or self.saved_step != self.state.step:
             with self.watch.paused():
                 if self.config.trainer.check_replicas:
                     check_replicas(self.model, self.state.step)
@@ -142,6 +149,7 @@ class Job:
             "step": self.state.step,
             "samples": self.state.samples,
             "evaluated": self.state.evaluated,
+            "best": self.state.best.entry() if self.state.best is not None else None,
             "skipped": self.guard.skipped,
             "batch_size": self.config.trainer.batch_size,
             **self.data_identity.entries(),
@@ -160,7 +168,10 @@ class Job:
         check_epochs(progress, trainer.batch_size, trainer.epochs)
         same = goes_on(progress, self.data_identity, trainer.change_data)
         samples = progress["samples"] if same else 0
-        self.state = State(progress["step"], samples, progress["evaluated"])
+        best = None
+        if same:
+            best = known_best(self.config.checkpoint, progress, self.saver.checkpoints)
+        self.state = State(progress["step"], samples, progress["evaluated"], best)
         self.saved_step = self.state.step
         self.guard.skipped = progress["skipped"]
         self.watch.tokens = progress["tokens"]
@@ -210,7 +221,7 @@ def assemble(config: Config, invocation: Invocation, device: torch.device) -> It
     plan = make_plan(config, dist.get_world_size(), len(train_samples), task.axes)
     mesh = build_mesh(plan.mesh, device.type)
     share_samples(task, config, plan.world_size, mesh)
-    model, chosen = _build_model(config, task, mesh, device)
+    model, chosen = build_model(config, task, mesh, device)
     job = Job(
         config=config,
         plan=plan,
@@ -290,27 +301,6 @@ def _check_same(found: str) -> None:
         raise DataError(
             "ranks found different training data: give every node the same files, or set data.files"
         )
-
-
-def _build_model(
-    config: Config, task: Task, mesh: DeviceMesh, device: torch.device
-) -> tuple[nn.Module, Chosen]:
-    """The sharded model with its weights, and how its data travels."""
-    model = task.build_model()
-    parallelize(model, mesh, config.parallel, experts_of(task, config, model))
-    parallel = config.parallel
-    chosen = choose_collectives(
-        model, config.collectives, parallel.node_size, parallel.prefetch, config.launch.timeout,
-        end_rank,
-    )  # fmt: skip
-    materialize(model, device, task.init_weights, config.trainer.seed)
-    folder = task.weights_folder()
-    if folder is not None:
-        try:
-            load_safetensors(model, folder, partial(task.locate_weights, model))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-    return model, chosen
 
 
 def data_parallel_rank(mesh: DeviceMesh) -> int:

@@ -27,12 +27,10 @@ def verify(run: Path) -> int:
     paths = checkpoints.complete() or [run]
     unfinished = sorted(p.name for p in checkpoints.path.glob(".saving-*"))
     problems = {path: problem(path) for path in paths}
+    newest, best = checkpoints.newest(), _best(checkpoints)
     for path, found in problems.items():
-        newest = "  (latest)" if path == checkpoints.newest() else ""
-        if found is None:
-            print(f"{path.name}  sound, {_content(path)}{newest}")
-        else:
-            print(f"{path.name}  {found}{newest}")
+        marks = "  (latest)" * (path == newest) + "  (best)" * (path == best)
+        print(f"{path.name}  {found or f'sound, {_content(path)}'}{marks}")
     for name in unfinished:
         print(f"{name}  was not finished; it is never read, and the next save removes it")
     return CHECKPOINT if any(problems.values()) else DONE
@@ -49,6 +47,13 @@ def problem(checkpoint: Path) -> str | None:
         return f"{checkpoint}: {error}"
     files = manifest.read_manifest(checkpoint)
     return manifest.damaged(checkpoint, files, files)
+
+
+def _best(checkpoints: Checkpoints) -> Path | None:
+    try:
+        return checkpoints.best()
+    except CheckpointError:  # of the newest, which has a line of its own
+        return None
 
 
 def _content(checkpoint: Path) -> str:

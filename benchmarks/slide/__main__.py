@@ -4,16 +4,17 @@
     python -m benchmarks.slide weights --set sets/beauty.npz --set sets/toys.npz --out runs/slide
     python -m benchmarks.slide counts --set sets/beauty.npz --out runs/slide
     python -m benchmarks.slide trials --set sets/beauty.npz --out runs/slide
+    python -m benchmarks.slide students --set sets/beauty.npz --out runs/slide
     python -m benchmarks.slide study --set sets/beauty.npz --seed 0 --out runs/slide --resume
     python -m benchmarks.slide latency --set sets/beauty.npz --out runs/slide
     python -m benchmarks.slide.page runs/slide
 
 `prepare` packs a folder with sequences.txt and the folder that `+recipe=sid_build` made of it.
 `weights` chooses the weights of the co-occurrence table on validation, `counts` has the rows that need
-no training, `trials` trains teachers in several ways, `study` trains (in the way that is best in the
-trials of `--out`, if there are any) and compares everything for one set and one seed, `latency` measures
-decoding. Each writes JSON files into `--out`, one for each set and seed: `--resume` passes over those
-that are whole, and goes on after the searches of one that was cut.
+no training, `trials` trains teachers in several ways, `students` does so with students, `study` trains
+(in the ways that are best in these trials, if they are in `--out`) and compares everything for one set
+and one seed, `latency` measures decoding. Each writes JSON files into `--out`, one for each set and
+seed: `--resume` passes over those that are whole, and goes on after the searches of one that was cut.
 """
 
 import argparse
@@ -29,14 +30,14 @@ from benchmarks import results
 from benchmarks.slide import kept
 from benchmarks.slide.counting import choose
 from benchmarks.slide.latency import latencies
-from benchmarks.slide.plan import PLANS, TEACHINGS, Plan
+from benchmarks.slide.plan import LEARNINGS, PLANS, TEACHINGS, Plan
 from benchmarks.slide.scored import flags, scored
 from benchmarks.slide.sets import Prepared, prepare
 from benchmarks.slide.study import Study
 from models.slide.history import NOTHING
 from recipes.slide.rows import COUNTS, parse_row, recommender
 
-WHAT = ("prepare", "weights", "counts", "trials", "study", "latency")
+WHAT = ("prepare", "weights", "counts", "trials", "students", "study", "latency")
 
 
 def main() -> None:
@@ -72,7 +73,8 @@ def main() -> None:
 def of_set(options: argparse.Namespace, path: Path) -> None:
     """One file for one set."""
     names = {"counts": f"slide-{path.stem}-counts", "study": f"slide-{path.stem}-{options.seed}",
-             "latency": "slide-latency", "trials": "slide-trials"}  # fmt: skip
+             "latency": "slide-latency", "trials": "slide-trials",
+             "students": "slide-student-trials"}  # fmt: skip
     file = options.out / f"{names[options.what]}.json"
     goes_on = options.resume and file.exists()
     if goes_on and json.loads(file.read_text())["summary"]["whole"]:
@@ -98,6 +100,17 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
                    "chosen": max(figures, key=lambda name: figures[name])}  # fmt: skip
         config |= {"seed": options.seed, "plan": plan_of(options.plan, study.plan),
                    "teachings": {name: asdict(how) for name, how in TEACHINGS.items()}}  # fmt: skip
+        results.write(file, "slide", options.device, config, [], summary)
+    elif options.what == "students":
+        plan = replace(taught(PLANS[options.plan], options.out), students=("heads",))
+        copies = max(way.copies for way in LEARNINGS.values())
+        plan = replace(plan, learning=replace(plan.learning, copies=copies))
+        study = started(options, data, plan)
+        figures = study.learnings(LEARNINGS)
+        summary = {"whole": True, "validation ndcg@10": figures, "trainings": study.trainings,
+                   "chosen": max(figures, key=lambda name: figures[name])}  # fmt: skip
+        config |= {"seed": options.seed, "plan": plan_of(options.plan, plan),
+                   "learnings": {name: asdict(how) for name, how in LEARNINGS.items()}}  # fmt: skip
         results.write(file, "slide", options.device, config, [], summary)
     else:
         plan = taught(PLANS[options.plan], options.out)
@@ -128,12 +141,19 @@ def started(options: argparse.Namespace, data: Prepared, plan: Plan) -> Study:
 
 
 def taught(plan: Plan, out: Path) -> Plan:
-    """With teachers trained as was best in trials, which are here or a folder above."""
-    for folder in (out, out.parent):
-        file = folder / "slide-trials.json"
-        if file.exists():
-            chosen = json.loads(file.read_text())["summary"]["chosen"]
-            return replace(plan, teaching=TEACHINGS[chosen])
+    """With teachers and students trained as was best in trials, which are here or a folder above."""
+
+    def chosen(name: str) -> str | None:
+        files = [folder / f"{name}.json" for folder in (out, out.parent)]
+        found = [
+            json.loads(file.read_text())["summary"]["chosen"] for file in files if file.exists()
+        ]
+        return found[0] if found else None
+
+    if teaching := chosen("slide-trials"):
+        plan = replace(plan, teaching=TEACHINGS[teaching])
+    if learning := chosen("slide-student-trials"):
+        plan = replace(plan, learning=LEARNINGS[learning])
     return plan
 
 

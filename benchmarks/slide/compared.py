@@ -20,6 +20,8 @@ from recipes.slide.metrics import gains
 
 CUT = 10
 RESAMPLES = 1000
+OTHERS = ("slide-latency", "slide-trials", "slide-student-trials")
+"""Files that are not of studies."""
 
 
 @dataclass
@@ -72,7 +74,7 @@ def load(folder: Path) -> dict[str, SetStudies]:
     found: dict[str, SetStudies] = {}
     for path in sorted(folder.glob("slide-*.json")):
         file = json.loads(path.read_text())
-        if "set" not in file["config"] or path.stem in ("slide-latency", "slide-trials"):
+        if "set" not in file["config"] or path.stem in OTHERS:
             continue
         name = file["config"]["set"]
         of = found.setdefault(name, SetStudies(name, file["config"]["users"]))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Job:
 
 JOBS: list[list[Job]] = [
     [Job("trials", "beauty", plan="full")],
+    [Job("students", "beauty", plan="first")],
     [Job("study", "beauty", 0, "first")],
     [Job("study", "toys", 0, "first")],
     [Job("study", "yelp", 0, "many")],
@@ -100,7 +102,10 @@ class Running:
             return
         beside = self.options.archive.with_suffix(".tmp")
         with tarfile.open(beside, "w:gz", compresslevel=4) as archive:
-            archive.add(self.options.out, "results")
+            for file in sorted(self.options.out.rglob("*")):
+                with suppress(FileNotFoundError):  # a study that ends removes its weights meanwhile
+                    if file.is_file():
+                        archive.add(file, "results" / file.relative_to(self.options.out))
         for old in self.options.archive.parent.glob(f"{self.options.archive.name}.*"):
             old.unlink()
         with beside.open("rb") as file:

@@ -62,7 +62,7 @@ def restore(study: Study, file: Path, config: Mapping[str, Any]) -> set[str]:
     study.judging.rows.extend(r for r in found["rows"] if r["row"].partition(":")[0] in known)
     study.seconds.update({k: v for k, v in summary["seconds"].items() if k in KEPT})
     for name, training in teachers.items():
-        task = study.task_of(name)
+        task = study.tasks.of(name)
         weights = load_file(folder / f"{name}.safetensors", device=str(study.device))
         model: Any = task.build_model().to_empty(device=study.device)
         model.load_state_dict(weights)

@@ -43,6 +43,35 @@ for what is predicted, or AdamW with torch's defaults, in turn and together."""
 
 
 @dataclass(frozen=True)
+class Learning:
+    """How students are trained; of several, validation chooses (`benchmarks.slide students`)."""
+
+    epochs: float = 40
+    """Over the training prefixes; copies are extra rows, not extra steps."""
+    lr: float = 5e-4
+    dropout: float = 0.15
+    copies: int = 0
+    """Of each history, with items left out (`beam_export`)."""
+
+    @property
+    def optim(self) -> OptimConfig:
+        """Of a student."""
+        return OptimConfig(lr=self.lr, warmup=100, schedule="cosine", final=0.0)
+
+
+LEARNINGS = {
+    "short": Learning(epochs=16),
+    "short with copies": Learning(epochs=16, copies=1),
+    "long": Learning(),
+    "long with copies": Learning(copies=1),
+    "long, fast": Learning(lr=1e-3),
+    "long, dropout": Learning(dropout=0.3),
+    "long, fast, dropout": Learning(lr=1e-3, dropout=0.3),
+}
+"""`short with copies` is what the first studies had: their students were best at the last step."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """See the fields."""
 
@@ -69,27 +98,22 @@ class Plan:
     """`heads` and `steps` learn the ensemble's lists with counts; `weak_` those of the model that they
     begin with, `cross_` those of models that did not train on the list's user; `direct_` what users went
     on to meet; `shuffled_` the ensemble's in a random order, `plain_` without
-    copies, `log_` with less weight on later places."""
+    copies, if there are any, `log_` with less weight on later places."""
     teacher_epochs: float = 40
     teacher_batch: int = 256
-    student_epochs: float = 16
-    """Over the training prefixes; copies are extra rows, not extra steps."""
     student_batch: int = 512
     teaching: Teaching = field(default_factory=lambda: TEACHINGS["targets"])
-    student_optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(lr=5e-4, warmup=100, schedule="cosine", final=0.0)
-    )
+    shorter: float = 1.0
+    """Students train for this share of `learning.epochs`: of a set with many prefixes."""
+    learning: Learning = field(default_factory=lambda: LEARNINGS["short with copies"])
     rl_optim: OptimConfig = field(
         default_factory=lambda: OptimConfig(lr=1e-5, warmup=20, schedule="constant")
     )
     rl_steps: int = 300
     rl_batch: int = 64
-    student_dropout: float = 0.15
     max_history: int = 20
     beams: int = 50
     length: int = 10
-    copies: int = 1
-    """Of each history, with items left out (`beam_export`)."""
     newest: int | None = None
     """Of each user, so many prefixes at most."""
     alphas: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
@@ -120,8 +144,8 @@ LEAN = replace(
     students=("heads", "direct_heads", "weak_heads"),
 )
 TINY = Plan(
-    sizes={"s": (16, 1, 2), "m": (16, 2, 2)}, teacher_epochs=2, teacher_batch=16, student_epochs=1,
-    student_batch=64, rl_steps=2, rl_batch=4, max_history=6, beams=12, evaluations=2, patience=0.0,
+    sizes={"s": (16, 1, 2), "m": (16, 2, 2)}, teacher_epochs=2, teacher_batch=16, student_batch=64,
+    shorter=1 / 16, rl_steps=2, rl_batch=4, max_history=6, beams=12, evaluations=2, patience=0.0,
     eval_users=40, batch=64, folds=2,
     students=("heads", "steps", "direct_heads", "weak_heads", "cross_heads", "shuffled_heads",
               "plain_heads"),
@@ -131,8 +155,8 @@ PLANS = {
     "full": Plan(),
     "first": replace(LEAN, teachers=Plan().teachers, students=(*LEAN.students, "plain_heads")),
     "lean": LEAN,
-    "many": replace(LEAN, newest=12, teacher_epochs=30, student_epochs=10),
-    "long": replace(LEAN, newest=20, teacher_epochs=10, student_epochs=12),
+    "many": replace(LEAN, newest=12, teacher_epochs=30, shorter=0.4),
+    "long": replace(LEAN, newest=20, teacher_epochs=10, shorter=0.4),
     "levers": replace(LEAN, students=("heads", "log_heads", "shuffled_heads"), rl_steps=0),
     "cross": replace(LEAN, folds=2, students=("weak_heads", "cross_heads"), rl_steps=0),
     "tiny": TINY,

@@ -6,8 +6,7 @@ here many small models train at once (`benchmarks.slide.fleet`).
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,19 +15,15 @@ import torch
 from benchmarks.slide import columns
 from benchmarks.slide.fleet import Evaluate, Member, Running, Schedule, Trained, train
 from benchmarks.slide.judging import Judging
-from benchmarks.slide.plan import Plan, Teaching
+from benchmarks.slide.plan import Learning, Plan, Teaching
+from benchmarks.slide.tasks import IN_MEMORY, Tasks
 from models.slide.folder import Exported
 from models.slide.graphs import recorded
-from models.slide.ids import make_ids
 from recipes.slide.beam_export import BeamExportConfig, Search
 from recipes.slide.data import Data
-from recipes.slide.gr_train import GrTrainConfig, GrTrainTask
-from recipes.slide.list_distill import ListDistillConfig, ListDistillTask
-from recipes.slide.list_rl import ListRlConfig, ListRlTask
+from recipes.slide.gr_train import GrTrainTask
 from recipes.slide.shards import Rows
 from recipes.slide.teachers import Teachers
-
-IN_MEMORY = "in memory"
 
 
 @dataclass
@@ -48,6 +43,7 @@ class Study:
     trained: dict[str, Trained] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.tasks = Tasks(self.data, self.plan)
         self.judging = Judging(self.data, self.plan, self.device, self.say)
 
     def run(self, done: Collection[str] = ()) -> Iterator[str]:
@@ -68,33 +64,6 @@ class Study:
         folds = {key: getattr(task.config, key, 0) for key in ("folds", "fold")}
         self.judging.models[name] = [Exported(trained.model, task.data.ids, [], folds, name)]
 
-    def task_of(self, name: str) -> GrTrainTask:
-        """The task that trains a model of this name."""
-        how, _, codes = name.rpartition("_")
-        return dict(self._teacher_tasks()).get(name) or self._list_task(codes, how)
-
-    def _teacher_tasks(self) -> Iterator[tuple[str, GrTrainTask]]:
-        plan = self.plan
-        wanted = {name: (*how, 0, 0) for name, how in plan.teachers.items()}
-        for fold in range(plan.folds):
-            wanted[f"fold{fold}"] = (*plan.teachers["h"], plan.folds, fold)
-        for name, (size, codes, _, folds, fold) in wanted.items():
-            beams = max(10, min(20, plan.beams))
-            yield name, self.teacher(size, codes, beams, plan.teaching, folds, fold)
-
-    def teacher(
-        self, size: str, codes: str, beams: int, teaching: Teaching, folds: int = 0, fold: int = 0
-    ) -> GrTrainTask:
-        """A task that trains one."""
-        task = GrTrainTask(
-            task=GrTrainConfig(sids=IN_MEMORY, beams=beams, folds=folds, fold=fold),
-            model=replace(self.plan.model(size, codes, 0, teaching.dropout), tied=teaching.tied),
-            data=self.data.config,
-            seed=0,
-        )
-        task.data = of_items(self.data) if codes == "items" else self.data
-        return task
-
     def member(self, name: str, task: GrTrainTask, teaching: Teaching, seed: int) -> Member:
         """A teacher of the fleet."""
         found, lengths = columns.of_windows(task, self.device)
@@ -108,7 +77,7 @@ class Study:
         plan = self.plan
         members = [
             self.member(name, task, plan.teaching, self.seed + _shift(plan, name))
-            for name, task in self._teacher_tasks()
+            for name, task in self.tasks.teachers()
         ]
         self._train(members, plan.teacher_epochs, plan.teacher_batch)
 
@@ -116,7 +85,7 @@ class Study:
         """Teachers by heads, one for each way to train them: the best NDCG@10 on validation."""
         plan = self.plan
         members = [
-            self.member(name, self.teacher("s", "heads", 10, teaching), teaching, self.seed)
+            self.member(name, self.tasks.teacher("s", "heads", 10, teaching), teaching, self.seed)
             for name, teaching in teachings.items()
         ]
         self._train(members, plan.teacher_epochs, plan.teacher_batch)
@@ -136,7 +105,7 @@ class Study:
         """The lists that students learn from."""
         alpha = self.judging.about["counts of e"]["chosen"]
         self.exported: dict[str, Rows] = {
-            "strong": self._export(self.judging.models["e"], alpha, self.plan.copies),
+            "strong": self._export(self.judging.models["e"], alpha),
         }
         folds = [f"fold{fold}" for fold in range(self.plan.folds)]
         for name, teachers in (
@@ -146,13 +115,13 @@ class Study:
         ):
             if name in self.plan.students:
                 asked = [self.judging.models[teacher][0] for teacher in teachers]
-                self.exported[name] = self._export(asked, 0.0, self.plan.copies)
+                self.exported[name] = self._export(asked, 0.0)
 
-    def _export(self, asked: Sequence[Exported], counts: float, copies: int) -> Rows:
+    def _export(self, asked: Sequence[Exported], counts: float) -> Rows:
         plan = self.plan
         config = BeamExportConfig(
-            sids=IN_MEMORY, teachers=[IN_MEMORY], beams=plan.beams, copies=copies, counts=counts,
-            shards=1, batch_size=plan.batch, newest=plan.newest,
+            sids=IN_MEMORY, teachers=[IN_MEMORY], beams=plan.beams, counts=counts,
+            copies=plan.learning.copies, shards=1, batch_size=plan.batch, newest=plan.newest,
         )  # fmt: skip
         folds = int(asked[0].about.get("folds", 0))
         search = Search(config, self.data, Teachers(asked, folds), self.device)
@@ -167,23 +136,46 @@ class Study:
 
     def students(self) -> None:
         """All of them at once."""
-        plan, members = self.plan, []
-        for name in plan.students:
-            how, _, codes = name.rpartition("_")
-            task = self._list_task(codes, how)
-            if how == "direct":
-                found, lengths = columns.of_followed(task, self.device)
-            else:
-                rows = self.exported.get(name, self.exported["strong"])
-                rows = without_copies(rows) if how == "plain" else rows
-                found, lengths = columns.of_lists(task, rows, self.device)
-            teacher = self.trained["h" if codes == "heads" else "s"].model
-            start = dict(teacher.state_dict())  # as it computes: a study that goes on has no others
-            batches = columns.batches_of(task, self.device)
-            members.append(
-                Member(name, task, plan.student_optim, self.seed, found, lengths, batches, start)
-            )
-        self._train(members, plan.student_epochs, plan.student_batch, self._prefixes())
+        plan = self.plan
+        members = [self.student(name, name, plan.learning) for name in self.taught()]
+        epochs = plan.learning.epochs * plan.shorter
+        self._train(members, epochs, plan.student_batch, self._prefixes())
+
+    def taught(self) -> list[str]:
+        """The students of the plan, but for those without copies where there are none anyway."""
+        copies = self.plan.learning.copies
+        return [name for name in self.plan.students if copies or not name.startswith("plain")]
+
+    def student(self, name: str, kind: str, learning: Learning) -> Member:
+        """A student of the fleet; `kind` is one of `Plan.students`."""
+        how, _, codes = kind.rpartition("_")
+        task = self.tasks.student(codes, how, learning)
+        if how == "direct":
+            found, lengths = columns.of_followed(task, self.device)
+        else:
+            rows = self.exported.get(kind, self.exported["strong"])
+            rows = rows if learning.copies and how != "plain" else without_copies(rows)
+            found, lengths = columns.of_lists(task, rows, self.device)
+        teacher = self.trained["h" if codes == "heads" else "s"].model
+        start = dict(teacher.state_dict())  # as it computes: a study that goes on has no others
+        batches = columns.batches_of(task, self.device)
+        return Member(name, task, learning.optim, self.seed, found, lengths, batches, start)
+
+    def learnings(self, ways: Mapping[str, Learning]) -> dict[str, float]:
+        """Students by heads of the ensemble, one for each way: the best NDCG@10 on validation."""
+        self.teachers()
+        self.judging.ensemble()
+        self.judging.counted("e")
+        self.lists()
+        for epochs in sorted({way.epochs for way in ways.values()}):
+            members = [
+                self.student(name, "heads", way)
+                for name, way in ways.items()
+                if way.epochs == epochs
+            ]
+            epochs *= self.plan.shorter
+            self._train(members, epochs, self.plan.student_batch, self._prefixes())
+        return {name: float(self.trained[name].best["ndcg@10"]) for name in ways}
 
     def _prefixes(self) -> int:
         users_R, targets_R = self.data.split.prefixes()
@@ -191,24 +183,9 @@ class Study:
             return len(users_R)
         return int((self.data.split.train_ends[users_R] - targets_R <= self.plan.newest).sum())
 
-    def _list_task(self, codes: str, how: str) -> ListDistillTask:
-        plan = self.plan
-        task = ListDistillTask(
-            task=ListDistillConfig(
-                sids=IN_MEMORY, lists=IN_MEMORY, source="real" if how == "direct" else "lists",
-                order="random" if how == "shuffled" else "score",
-                weights="log" if how == "log" else "uniform",
-            ),
-            model=plan.model("s", codes, plan.length, plan.student_dropout),
-            data=self.data.config,
-            seed=0,
-        )  # fmt: skip
-        task.data = self.data
-        return task
-
     def decoding(self) -> None:
         """The students' lists, and their beam search."""
-        for name in self.plan.students:
+        for name in self.taught():
             self.judging.judge(f"{name}:greedy")
         for name in ("heads", "steps"):
             if name in self.judging.models:
@@ -219,13 +196,7 @@ class Study:
         plan, name = self.plan, "rl_heads"
         if "heads" not in self.judging.models or not plan.rl_steps:
             return
-        task = ListRlTask(
-            task=ListRlConfig(sids=IN_MEMORY, lists=IN_MEMORY, teacher=IN_MEMORY),
-            model=plan.model("s", "heads", plan.length, 0.0),
-            data=self.data.config,
-            seed=0,
-        )
-        task.data = self.data
+        task = self.tasks.reinforced()
         task.begun[self.device] = self.judging.models["heads"][0]
         rows = self.exported["strong"]
         found, lengths = columns.of_groups(task, rows, self.device)
@@ -295,14 +266,6 @@ class Study:
 
 def _shift(plan: Plan, name: str) -> int:
     return plan.teachers[name][2] if name in plan.teachers else 0
-
-
-def of_items(data: Data) -> Data:
-    """The same with IDs of one code, the item's number."""
-    other = copy(data)
-    numbers_I1 = np.arange(data.sequences.num_items, dtype=np.int64)[:, None]
-    other.ids = make_ids(numbers_I1, [len(numbers_I1)])
-    return other
 
 
 def without_copies(rows: Rows) -> Rows:

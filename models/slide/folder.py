@@ -22,6 +22,7 @@ from models.slide.trie import Trie, build_trie
 Read = Callable[[Sequence[str]], dict[str, Tensor]]
 """Reads whole tensors by name."""
 WEIGHTS, IDS, ABOUT = "model.safetensors", "ids.safetensors", "slide.json"
+FILES = (WEIGHTS, IDS, ABOUT)
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def load_folder(folder: Path | str, device: torch.device | str = "cpu") -> Expor
     if len(plain["items"]) != ids.num_items:
         raise ValueError(f"{folder} names {len(plain['items'])} items and has {ids.num_items} IDs")
     digest = hashlib.sha256()
-    for name in (WEIGHTS, IDS, ABOUT):
+    for name in FILES:
         digest.update((folder / name).read_bytes())
     return Exported(
         model.to(device).eval(), ids, plain["items"], plain["about"], digest.hexdigest()[:16]

@@ -36,7 +36,9 @@ def read_columns(
     gaps: Collection[str] = (),
     group: str = "data",
 ) -> dict[str, NDArray[Any]]:
-    """The wanted columns of one table, by the configuration key (in `group`) that names each.
+    """The wanted columns of one table, by the configuration key that names each.
+
+    The keys are in `group`; without one, the names are no matter of configuration.
 
     Those of the keys in `seconds` are whole seconds; only those in `gaps` may have empty rows. Raises
     `DataError`.
@@ -44,26 +46,25 @@ def read_columns(
     table = read_table(file)
     columns = {}
     for key, name in wanted.items():
+        remedy = f"set {group}.{key} to another column" if group else "mend the file"
         if name not in table.column_names:
             raise DataError(
-                f"{file} has no column {name}; there are {', '.join(table.column_names)}: set "
-                f"{group}.{key}"
+                f"{file} has no column {name}; there are {', '.join(table.column_names)}: {remedy}"
             )
         column = table.column(name)
         if column.null_count and key not in gaps:
             at = column.is_null().to_pylist().index(True) + 1
-            raise DataError(
-                f"{file}: row {at} has no {name}: mend the row, or set {group}.{key} to another column"
-            )
+            mend = f"mend the row, or {remedy}" if group else remedy
+            raise DataError(f"{file}: row {at} has no {name}: {mend}")
         if key in seconds:
-            columns[key] = _seconds(file, f"{group}.{key}", name, column)
+            columns[key] = _seconds(file, name, column, remedy)
         else:
             columns[key] = np.empty(len(column), dtype=object)
             columns[key][:] = column.to_pylist()
     return columns
 
 
-def _seconds(file: Path, key: str, name: str, column: Any) -> Ints:
+def _seconds(file: Path, name: str, column: Any, remedy: str) -> Ints:
     import pyarrow
 
     if pyarrow.types.is_timestamp(column.type):
@@ -72,8 +73,7 @@ def _seconds(file: Path, key: str, name: str, column: Any) -> Ints:
         return np.asarray(column.cast(pyarrow.int64()).to_numpy(), dtype=np.int64)
     except pyarrow.ArrowInvalid as error:
         raise DataError(
-            f"{file}: {name} is no column of whole seconds ({str(error).splitlines()[0]}): set "
-            f"{key} to one"
+            f"{file}: {name} is no column of whole seconds ({str(error).splitlines()[0]}): {remedy}"
         ) from error
 
 

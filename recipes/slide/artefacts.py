@@ -49,14 +49,15 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_manifest(folder: Path, stage: str, key: str) -> dict[str, Any]:
-    """The manifest of a stage's folder, whose files are there as they were written.
+def read_manifest(folder: Path, key: str, *stages: str) -> dict[str, Any]:
+    """The manifest of a folder of one of `stages`, whose files are there as they were written.
 
     Raises `DataError`, which names `key`, the configuration key that named the folder.
     """
-    found = _load(folder, f"{key}={folder}", stage)
+    found = _load(folder, f"{key}={folder}", *stages)
     if found is None:
-        raise DataError(f"{key}={folder} is no finished {stage}: run it, or set {key}")
+        wanted = " or ".join(stages)
+        raise DataError(f"{key}={folder} is no finished {wanted}: run it, or set {key}")
     for name, expected in found["files"].items():
         try:
             same = checksum(folder / name) == expected
@@ -64,12 +65,13 @@ def read_manifest(folder: Path, stage: str, key: str) -> dict[str, Any]:
             same = False
         if not same:
             raise DataError(
-                f"{key}={folder}: {name} is not what was written: make the folder again with {stage}"
+                f"{key}={folder}: {name} is not what was written: make the folder again with "
+                f"{found['stage']}"
             )
     return found
 
 
-def _load(folder: Path, what: str, stage: str) -> dict[str, Any] | None:
+def _load(folder: Path, what: str, *stages: str) -> dict[str, Any] | None:
     file = folder / NAME
     if not file.is_file():
         return None
@@ -79,9 +81,9 @@ def _load(folder: Path, what: str, stage: str) -> dict[str, Any] | None:
         name = found["stage"]
     except (OSError, ValueError, KeyError, TypeError):
         ours, name = False, None
-    if not ours or name != stage:
+    if not ours or name not in stages:
         made = f"was made by {name}" if ours else "has a manifest that is not ours"
-        raise DataError(f"{what} {made}, not by {stage}: choose another folder")
+        raise DataError(f"{what} {made}, not by {' or '.join(stages)}: choose another folder")
     assert isinstance(found, dict)
     return found
 

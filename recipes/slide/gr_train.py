@@ -3,7 +3,7 @@
 import zlib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,11 +19,12 @@ from models.slide.build import build, init_weights
 from models.slide.config import SlideConfig
 from models.slide.cost import training_flops
 from models.slide.decode import Lists, beam_search
-from models.slide.folder import Read, write_folder
+from models.slide.folder import FILES, Read, write_folder
 from models.slide.history import pad_left
 from models.slide.model import training_inputs
 from models.slide.trie import Trie, build_trie
 from recipes.interactions.tables import Ints
+from recipes.slide.artefacts import write_manifest
 from recipes.slide.config import SequencesConfig
 from recipes.slide.data import Data
 from recipes.slide.metrics import MISSED, by_stratum
@@ -33,6 +34,8 @@ from recipes.task import Batch, DataError, Samples
 
 CUT = 10
 """Recall and NDCG of evaluations during training are those of so many items."""
+FOLDERS = ("sids", "lists", "teacher")
+"""Keys whose folders are among a manifest's inputs, by what is in them."""
 
 
 @dataclass(kw_only=True)
@@ -91,8 +94,7 @@ class GrTrainTask:
     axes: ClassVar[frozenset[str]] = frozenset({"replicate", "shard"})
 
     def __init__(self, *, task: Any, model: SlideConfig, data: SequencesConfig, seed: int) -> None:
-        del seed
-        self.config, self.model_config = task, model
+        self.config, self.model_config, self.seed = task, model, seed
         self.data = Data(data, task.sids)
         self._tries: dict[torch.device, Trie] = {}
         self._check_list_length()
@@ -219,10 +221,14 @@ class GrTrainTask:
         """None."""
 
     def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
-        """Weights, IDs and names, for the stages that follow and for `models.slide.serve`."""
+        """Weights, IDs, names and a manifest, for stages that follow and for `models.slide.serve`."""
         del options
         names = [str(name) for name in self.data.items.names]
-        write_folder(out, model, read, self.model_config, self.data.ids, names, self._about())
+        about = self._about()
+        write_folder(out, model, read, self.model_config, self.data.ids, names, about)
+        own = {k: v for k, v in asdict(self.config).items() if k not in FOLDERS}
+        settings = {**own, "seed": self.seed, "model": asdict(self.model_config)}
+        write_manifest(out, about["stage"], about["inputs"], settings, FILES)
         return f"{len(names):,} items"
 
     def _about(self) -> dict[str, Any]:

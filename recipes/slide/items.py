@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -84,7 +84,7 @@ def make_items(
     texts = [" ".join(str(row.get(key) or "") for key in used).strip() for row in kept]
     attributes = None
     if attributes_key in present:
-        attributes = [_words(row.get(attributes_key)) for row in kept]
+        attributes = [as_words(row.get(attributes_key)) for row in kept]
     return Items(
         names,
         texts if used else None,
@@ -94,25 +94,37 @@ def make_items(
     )
 
 
-def _words(value: Any) -> list[str]:
+def as_words(value: Any) -> list[str]:
+    """What a row says, one thing or several, in a list or between commas or bars."""
     if value is None:
         return []
     if isinstance(value, str):
         return [word.strip() for word in re.split(r"[,|]", value) if word.strip()]
-    return [str(word) for word in value if word is not None]
+    several = value if isinstance(value, Iterable) else [value]
+    return [str(word) for word in several if word is not None]
 
 
 def _vectors(names: NDArray[Any], rows: Sequence[Any]) -> NDArray[np.float32]:
-    sizes = {0 if row is None else len(row) for row in rows}
+    vectors = [_vector(name, row) for name, row in zip(names, rows, strict=True)]
+    sizes = {len(vector) for vector in vectors}
     if len(sizes) > 1 or 0 in sizes:
-        odd = min(range(len(rows)), key=lambda n: 0 if rows[n] is None else len(rows[n]))
-        size = 0 if rows[odd] is None else len(rows[odd])
+        odd = min(range(len(vectors)), key=lambda n: len(vectors[n]))
         raise DataError(
-            f"item {names[odd]} has a vector of {size} numbers, and the longest has {max(sizes)}: mend "
-            "data.vector_key"
+            f"item {names[odd]} has a vector of {len(vectors[odd])} numbers, and the longest has "
+            f"{max(sizes)}: mend data.vector_key"
         )
-    vectors_ID = np.array([list(map(float, row)) for row in rows], dtype=np.float32)
+    vectors_ID = np.stack(vectors)
     if not np.isfinite(vectors_ID).all():
         odd = int(np.argwhere(~np.isfinite(vectors_ID))[0, 0])
         raise DataError(f"item {names[odd]} has a vector that is not finite: mend data.vector_key")
     return vectors_ID
+
+
+def _vector(name: Any, row: Any) -> NDArray[np.float32]:
+    try:
+        vector = np.asarray([] if row is None else row, dtype=np.float32)
+    except (TypeError, ValueError):
+        vector = np.zeros((), dtype=np.float32)
+    if vector.ndim != 1:
+        raise DataError(f"item {name} has {row!r} for a list of numbers: mend data.vector_key")
+    return vector

@@ -234,7 +234,7 @@ class ListDistillTask(GrTrainTask):
         if self.config.source == "real":
             return Followed(self.data.split, length, H, self.data.ids.fingerprint)
         folder = Path(self.config.lists)
-        manifest = read_manifest(folder, EXPORT, "task.lists")
+        manifest = read_manifest(folder, "task.lists", EXPORT)
         for name, value in self.data.inputs.items():
             if manifest["inputs"].get(name) != value:
                 what = {"data": "other data", "sids": "other semantic IDs"}[name]

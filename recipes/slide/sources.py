@@ -11,7 +11,7 @@ import numpy as np
 from recipes.interactions.movielens import find
 from recipes.interactions.tables import Ints, matching, read_columns, read_table
 from recipes.slide.config import SequencesConfig
-from recipes.slide.items import Items, make_items
+from recipes.slide.items import Items, as_words, make_items
 from recipes.slide.planted import plant
 from recipes.slide.sequences import Sequences, make_sequences
 from recipes.task import DataError
@@ -33,7 +33,7 @@ def _movielens(config: SequencesConfig) -> tuple[Sequences, Items]:
     """RecBole's two files; every rating is an interaction. The file is in no order, so it is sorted."""
     file = find(config.folder, ("ml-100k.inter",))
     rows: dict[Any, dict[str, Any]] = {}
-    for words in _lines(file.with_suffix(".item"), "\t", 4):
+    for words in _lines(file.with_suffix(".item"), "\t", 4, numbers=1):
         rows[int(words[0])] = {"title": words[1], "attributes": words[3].split()}
     try:
         users, items, _, times = np.loadtxt(file, skiprows=1).T.astype(np.int64)
@@ -45,8 +45,13 @@ def _movielens(config: SequencesConfig) -> tuple[Sequences, Items]:
     return make_sequences(*columns, config, made.names), made
 
 
-def _lines(file: Path, separator: str, columns: int) -> Iterator[list[str]]:
-    """Rows of a text file after its first, in UTF-8 or Latin 1, as they came."""
+def _lines(
+    file: Path, separator: str | None, columns: int, numbers: int | None = None
+) -> Iterator[list[str]]:
+    """Rows of a text file, in UTF-8 or Latin 1, but for a head as RecBole's files have one.
+
+    The first `numbers` words of each (None: all of them) are whole numbers.
+    """
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -61,6 +66,11 @@ def _lines(file: Path, separator: str, columns: int) -> Iterator[list[str]]:
             continue
         if len(words) < columns:
             raise DataError(f"{file}: line {number + 1} has {len(words)} columns, not {columns}")
+        for word in words[:numbers]:
+            if not word.strip().removeprefix("-").isdecimal():
+                raise DataError(
+                    f"{file}: line {number + 1} has {word!r}, and a whole number is expected: mend it"
+                )
         yield words
 
 
@@ -69,7 +79,7 @@ def _folder(config: SequencesConfig) -> tuple[Sequences, Items]:
     folder = Path(config.folder or "").expanduser()
     users: list[int] = []
     items: list[int] = []
-    for words in _lines(folder / "sequences.txt", " ", 2):
+    for words in _lines(folder / "sequences.txt", None, 2):
         users += [int(words[0])] * (len(words) - 1)
         items += map(int, words[1:])
     made = _items_of(folder, config, sorted(set(items)))
@@ -80,22 +90,36 @@ def _folder(config: SequencesConfig) -> tuple[Sequences, Items]:
 def _items_of(folder: Path, config: SequencesConfig, occurring: list[int]) -> Items:
     rows: dict[Any, dict[str, Any]] = {item: {} for item in occurring}
     if (folder / "items.jsonl").is_file():
-        for line in (folder / "items.jsonl").read_text().splitlines():
-            row = json.loads(line)
-            rows[int(row["item"])] = row
+        rows |= dict(_json_items(folder / "items.jsonl"))
     elif (folder / "movies.dat").is_file():
-        for words in _lines(folder / "movies.dat", "::", 3):
+        for words in _lines(folder / "movies.dat", "::", 3, numbers=1):
             if int(words[0]) in rows:
                 rows[int(words[0])] = {"title": words[1], "attributes": words[2].split("|")}
     for row in rows.values():  # where names are unknown, numbers say as much
-        known = [name for name in row.get("attributes") or [] if name is not None]
+        known = as_words(row.get("attributes"))
         if not known and row.get("attribute_ids"):
-            row["attributes"] = [f"a{number}" for number in row["attribute_ids"]]
+            row["attributes"] = [f"a{number}" for number in as_words(row["attribute_ids"])]
         elif "attributes" not in row and isinstance(row.get("categories"), str):
             row["attributes"] = row["categories"]
     return make_items(
         rows, config.text_keys, config.attributes_key, config.vector_key, config.ids_key
     )
+
+
+def _json_items(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """By number, what the lines of a file say of items."""
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {file}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            yield int(row["item"]), row
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{file}: line {number} is no JSON object with a whole number as item: {line[:60]!r}"
+            ) from error
 
 
 def _times_of(folder: Path, users: list[int], items: list[int]) -> Ints | None:
@@ -104,7 +128,7 @@ def _times_of(folder: Path, users: list[int], items: list[int]) -> Ints | None:
     if not file.is_file():
         return None
     keys = {"user_key": "user", "pos": "pos", "item_key": "item", "time_key": "t_rel_s"}
-    columns = read_columns(file, keys, seconds={"time_key"})
+    columns = read_columns(file, keys, seconds={"time_key"}, group="")
     order = np.lexsort((columns["pos"].astype(np.int64), columns["user_key"].astype(np.int64)))
     same = len(order) == len(items) and (
         np.array_equal(columns["user_key"][order].astype(np.int64), users)
@@ -126,7 +150,7 @@ def _tables(config: SequencesConfig) -> tuple[Sequences, Items]:
         "behaviour_key": config.behaviour_key,
     }
     wanted = {key: name for key, name in keys.items() if name is not None}
-    parts = [read_columns(file, wanted, seconds={"time_key"}) for file in files]
+    parts = [_interactions(file, wanted) for file in files]
     columns = {key: np.concatenate([part[key] for part in parts]) for key in wanted}
     if config.behaviours:
         kinds = columns["behaviour_key"].astype(str)
@@ -160,6 +184,19 @@ def _tables(config: SequencesConfig) -> tuple[Sequences, Items]:
     return make_sequences(users, items, columns.get("time_key"), config, made.names), made
 
 
+def _interactions(file: Path, wanted: Mapping[str, str]) -> dict[str, Any]:
+    """One table's rows, each with a user and an item."""
+    columns = read_columns(file, wanted, seconds={"time_key"})
+    for key in ("user_key", "item_key"):
+        empty = np.flatnonzero(columns[key] == "")
+        if len(empty):
+            raise DataError(
+                f"{file}: row {empty[0] + 1} has no {wanted[key]}: mend the row, or set data.{key} to "
+                "another column"
+            )
+    return columns
+
+
 CODE = re.compile(r"C(\d+)")
 ALGR_LEVELS, ALGR_CODES = 3, 8192
 """Of FORGE's sets (arXiv 2509.20904): a code's number is 8192 times its level, and more."""
@@ -172,7 +209,7 @@ def _algr(config: SequencesConfig) -> tuple[Sequences, Items]:
     """
     users, items = [], []
     for file in matching("data.files", config.files):
-        columns = read_columns(file, {"user": "user", "answer": "answer"})
+        columns = read_columns(file, {"user": "user", "answer": "answer"}, group="")
         for number, (history, answer) in enumerate(zip(*columns.values(), strict=True)):
             for codes in (
                 *_algr_items(file, number, str(history)),

@@ -10,19 +10,25 @@ import torch
 from models.slide.folder import Exported, load_folder
 from models.slide.ids import SemanticIds
 from recipes.interactions.tables import Ints
+from recipes.slide.artefacts import read_manifest
 from recipes.slide.data import Data
 from recipes.slide.gr_train import fold_of
 from recipes.task import DataError
 
+STAGES = ("gr_train", "list_distill", "list_rl")
+"""Those that leave models."""
+
 
 def load_model(folder: str, key: str, device: torch.device) -> Exported:
-    """An exported folder. Raises `DataError`, which names `key`."""
+    """An exported folder, as it was written. Raises `DataError`, which names `key`."""
     try:
-        return load_folder(Path(folder), device)
+        found = load_folder(Path(folder), device)
     except ValueError as error:
         raise DataError(
             f"{key}: {error}: set {key} to a folder of python -m trainer.export"
         ) from error
+    read_manifest(Path(folder), key, *STAGES)
+    return found
 
 
 def check_same_ids(found: Exported, folder: str, key: str, ids: SemanticIds) -> None:

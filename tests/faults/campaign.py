@@ -27,7 +27,7 @@ LONGEST = 48
 COMMON = (
     *SMALL, "model.num_layers=1", f"checkpoint.every={EVERY}", f"trainer.eval_every={EVALUATE}",
     "trainer.eval_samples=4", "trainer.resume=auto", "run.dir=r", "launch.timeout=10",
-    "optim.schedule=constant",
+    "optim.schedule=constant", "checkpoint.lowest=loss",
 )  # fmt: skip
 
 
@@ -90,6 +90,9 @@ class Campaign:
         assert [row["step"] for row in metrics(self.run_dir)] == list(range(1, self.steps + 1))
         steps = [row["step"] for row in metrics(self.run_dir, "eval")]
         assert steps == list(range(EVALUATE, self.steps + 1, EVALUATE))
+        losses = {row["step"]: row["loss"] for row in metrics(self.run_dir, "eval")}
+        checkpoints = Checkpoints(self.run_dir / "checkpoints")
+        assert checkpoints.best() == checkpoints.of_step(min(losses, key=lambda step: losses[step]))
 
 
 def same_checkpoint(run_dir, reference, step, after):

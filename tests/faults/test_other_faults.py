@@ -115,7 +115,13 @@ def rows(*texts):
 def test_data_that_changes_or_goes_away_is_not_missed_before_the_next_start(tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text(rows(*"abcdefgh"))
-    words = [*COMMON, "data.files=[data.jsonl]", "data.holdout=0", "trainer.eval_every=0"]
+    words = [
+        *COMMON,
+        "data.files=[data.jsonl]",
+        "data.holdout=0",
+        "trainer.eval_every=0",
+        "checkpoint.lowest=null",
+    ]
     fault = [Fault("change data", "data", 0, at=2), Fault("remove data", "data", 1, at=4)]
     code, output = run(*words, "trainer.steps=4", cwd=tmp_path, fault=fault)
     assert code == 0, output

@@ -16,6 +16,7 @@ WORDS = [
     *COMMON,
     "trainer.steps=8",
     "trainer.eval_every=0",
+    "checkpoint.lowest=null",
     "checkpoint.every=0",
     "launch.timeout=25",
 ]

@@ -37,6 +37,11 @@ def test_a_runs_weights_leave_it_and_come_back(tmp_path, monkeypatch, capsys):
     for arguments, expected, words in (
         (["r", "out"], CONFIG, "out exists and is not an empty folder: choose another"),
         (["r", "b", "--step", "2"], CHECKPOINT, "step-00000002 is not a complete checkpoint"),
+        (
+            ["r", "b", "--step", "best"],
+            CHECKPOINT,
+            "no best checkpoint, as far as step-00000003 knows",
+        ),
         (["out", "b"], CONFIG, "out is not a run folder: config.yaml cannot be read"),
     ):
         assert export(arguments) == expected

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.ranks import forks
-from tests.runs.helpers import program, train
+from tests.runs.helpers import metrics, program, train
 from trainer import rundir
 from trainer.chain import run_chain, stage_config
 from trainer.compose import run_jobs
@@ -16,7 +16,7 @@ from trainer.plugins import tasks
 
 TINY = (
     "+recipe=slide", "data=planted", "data.planted_users=60", "model.hidden_size=16", "model.num_layers=1",
-    "trainer.batch_size=16", "trainer.workers=0", "trainer.eval_every=0", "checkpoint.every=0",
+    "trainer.batch_size=16", "trainer.workers=0", "trainer.eval_every=1", "checkpoint.every=0",
     "task.stages.sid_build.task.codes=32", "task.stages.sid_build.task.features=16",
     "task.stages.gr_train.trainer.steps=2", "task.stages.list_distill.trainer.steps=2",
     "task.stages.beam_export.task.shards=3", "logging.wandb.mode=disabled",
@@ -55,6 +55,11 @@ def test_all_stages_run_and_then_find_nothing_to_do(tmp_path, capfd):
 
     assert run_chain(build_config(plain), plain, [], run) == DONE
     assert ran == ["sid_build", "gr_train", "beam_export", "list_distill", "list_eval"]
+    said = capfd.readouterr().out
+    for stage in ("gr_train", "list_distill"):
+        ndcg = [row["ndcg@10"] for row in metrics(tmp_path / stage, "eval")]
+        best = ndcg.index(max(ndcg)) + 1
+        assert f"step-{best:08d} of {tmp_path / stage} is in" in said
     result = json.loads((tmp_path / "list_eval" / "eval.json").read_text())
     assert set(result["rows"]) == {"markov", "student:greedy", "teacher:beam12"}
     for kind in ("raw", "new"):

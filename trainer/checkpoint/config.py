@@ -15,6 +15,11 @@ class CheckpointConfig:
     """How many of the newest checkpoints stay."""
     keep_every: int | None = None
     """Also keep, for ever, those of steps that this divides."""
+    highest: str | None = None
+    """Also keep the best checkpoint: whose evaluation had the highest value of this figure (`recall@10`,
+    say). An evaluation that is better than all before it is saved."""
+    lowest: str | None = None
+    """The same with the lowest value (of `loss`, say)."""
     at_end: bool = True
     """Save after the last step."""
     background: bool = True
@@ -25,3 +30,13 @@ class CheckpointConfig:
         at_least("checkpoint.keep", self.keep, 1)
         if self.keep_every is not None:
             at_least("checkpoint.keep_every", self.keep_every, 1)
+        if self.highest is not None and self.lowest is not None:
+            raise ValueError(
+                f"checkpoint.highest={self.highest} and checkpoint.lowest={self.lowest}, but one figure "
+                "says which checkpoint is the best: set one of them to null"
+            )
+
+    @property
+    def best_by(self) -> str | None:
+        """The figure that says which checkpoint is the best, if any does."""
+        return self.highest or self.lowest

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ class Checkpoints:
         """Where the checkpoint of a step is or will be."""
         return self.path / f"step-{step:08d}"
 
+    def has(self, step: int) -> bool:
+        """Whether the checkpoint of a step is complete."""
+        return self.of_step(step) in self.complete()
+
     def being_written(self, step: int) -> Path:
         """Where it is until it is complete."""
         return self.path / f".saving-{self.of_step(step).name}"
@@ -42,6 +47,15 @@ class Checkpoints:
         pointer = self.path / "latest"
         named = self.path / pointer.read_text().strip() if pointer.is_file() else None
         return named if named in complete else next(reversed(complete), None)
+
+    def best(self) -> Path | None:
+        """What the newest one knows as the best of the run, if that is complete.
+
+        Raises `CheckpointError` if the newest cannot be read.
+        """
+        newest = self.newest()
+        entry = read_progress(newest).get("best") if newest is not None else None
+        return self.of_step(entry["step"]) if entry and self.has(entry["step"]) else None
 
     def before(self, checkpoint: Path) -> Path | None:
         """The newest one before `checkpoint` that has all its files."""
@@ -94,14 +108,14 @@ class Checkpoints:
         replace_durably(self.path / "latest", final.name)
         return final
 
-    def drop_old(self, keep: int, keep_every: int | None, newest: Path) -> None:
-        """Remove all but the `keep` newest, `newest` and those of steps that `keep_every` divides.
+    def drop_old(self, keep: int, keep_every: int | None, spared: Collection[Path]) -> None:
+        """Remove all but the `keep` newest, the `spared` and those of steps that `keep_every` divides.
 
         What cannot be removed stays: it harms nothing but space, which `make_room` looks at.
         """
         for old in self.complete()[:-keep]:
             for_ever = keep_every is not None and _step(old) % keep_every == 0
-            if old != newest and not for_ever:
+            if old not in spared and not for_ever:
                 (old / manifest.NAME).unlink(missing_ok=True)  # half removed is not complete
                 shutil.rmtree(old, ignore_errors=True)
 

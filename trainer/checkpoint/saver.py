@@ -70,7 +70,8 @@ class Saver:
         self, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device
     ) -> None:
         """After the first update, when all of the state exists, take host memory for copies of it."""
-        if not (self.config.background and self.config.every and device.type == "cuda"):
+        saves = self.config.every or self.config.best_by
+        if not (self.config.background and saves and device.type == "cuda"):
             return
         staging = self._staging = Staging(device)
 
@@ -170,8 +171,10 @@ class Saver:
         for name in (".metadata", "trainer.json"):
             files[name] = manifest.describe_file(folder / name)
         manifest.write_manifest(folder, files)
-        newest = self.checkpoints.commit(progress["step"])
-        self.checkpoints.drop_old(self.config.keep, self.config.keep_every, newest)
+        spared = [self.checkpoints.commit(progress["step"])]
+        if best := progress.get("best"):
+            spared.append(self.checkpoints.of_step(best["step"]))
+        self.checkpoints.drop_old(self.config.keep, self.config.keep_every, spared)
 
     def _on_first_rank(
         self, action: Callable[[], None], group: dist.ProcessGroup | None = None

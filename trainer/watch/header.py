@@ -64,6 +64,9 @@ def header_lines(
     lines["checkpoints"] = (
         f"every {every} steps" if every else "at the end only"
     ) + f", {config.checkpoint.keep} kept"
+    if config.checkpoint.best_by is not None:
+        way = "highest" if config.checkpoint.highest else "lowest"
+        lines["checkpoints"] += f", and that of the {way} {config.checkpoint.best_by}"
     wandb_mode = tracker.mode(config.logging.wandb)
     lines["wandb"] = {
         "offline": "offline; `wandb sync` in the run folder uploads it",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.watch.config import WandbConfig
+from trainer.watch.panel_tables import read_tables
 
 Row = Mapping[str, Any]
 KINDS = ("train", "eval")
@@ -94,10 +95,22 @@ class Tracker:
             self._run.log(named(row), step=wandb_step(row))
 
     def close(self, code: int) -> None:
-        """Finish the run."""
-        if self._run is not None:
-            self._run.finish(exit_code=code)
-            self._run = None
+        """Put the task's panels into the run's summary, as tables, and finish the run."""
+        if self._run is None:
+            return
+        run, self._run = self._run, None
+        try:
+            if tables := read_tables(self.run_dir):
+                import wandb
+
+                run.summary.update(
+                    {
+                        f"panels/{title}": wandb.Table([*columns], rows, allow_mixed_types=True)
+                        for title, (columns, rows) in tables.items()
+                    }
+                )
+        finally:
+            run.finish(exit_code=code)
 
 
 def wandb_step(row: Row) -> int:

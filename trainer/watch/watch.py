@@ -233,11 +233,11 @@ class Watch:
         if self._record is not None:
             self._record.write(row)
 
-    def evaluation(self, number: int, figures: Mapping[str, float]) -> None:
-        """Report an evaluation."""
+    def evaluation(self, number: int, figures: Mapping[str, float], best: bool = False) -> None:
+        """Report an evaluation, and whether it is the best so far."""
         if self._record is not None and figures:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
-            self._progress.say(f"eval at step {number}  {shown}")
+            self._progress.say(f"eval at step {number}  {shown}" + "  (the best)" * best)
             self._panels()
             self._write({"kind": "eval", "step": number, **figures})
 

@@ -33,7 +33,7 @@ def write_ids(folder: Path, ids: SemanticIds, names: NDArray[np.generic]) -> Non
 
 def read_ids(folder: Path, names: NDArray[np.generic], key: str = "task.sids") -> SemanticIds:
     """The IDs of these items. Raises `DataError` for what is no finished `sid_build` of them."""
-    read_manifest(folder, STAGE, key)
+    read_manifest(folder, key, STAGE)
     table = read_table(folder / NAME)
     stored = table.column("item").to_pylist()
     if stored != [str(name) for name in names]:

@@ -20,6 +20,7 @@ from benchmarks.lelora.prepare_kjv import (
     tokens,
     translation,
 )
+from benchmarks.lelora.study import Study
 from benchmarks.lelora.verdict import LIKELIHOOD, against, measure_of, values, within, word
 from tests.benchmarks.lelora.tiny import llama, packed_verses
 
@@ -61,6 +62,30 @@ def test_a_study_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
         assert f"| {method} |" in page
     assert "nats a token" in page
     assert "thousandths of a nat" in page
+
+
+def test_a_study_that_is_stopped_between_batches_ends_as_if_it_were_not(tmp_path, monkeypatch):
+    save_file(packed_verses(llama()), tmp_path / "data")
+    asked = ["--method", "lora", "--no-check"]
+    start(monkeypatch, tmp_path, *asked)
+    whole = json.loads((tmp_path / "found.json").read_text())["rows"]
+    (tmp_path / "out" / "cells.json").unlink()
+    begun, real = [], Study.in_time
+
+    def stops(study):
+        begun.append(study)
+        if len(begun) == 2:
+            raise TimeoutError
+        real(study)
+
+    monkeypatch.setattr(Study, "in_time", stops)
+    start(monkeypatch, tmp_path, *asked)
+    kept = json.loads((tmp_path / "found.json").read_text())
+    assert kept["rows"] == []
+    assert len(kept["summary"]["tasks"]["kjv"]["tuning"]["lora"]) == 3
+    start(monkeypatch, tmp_path, *asked)
+    again = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert again == whole
 
 
 def test_likelihoods_are_compared_by_chapters():

@@ -10,7 +10,8 @@ from benchmarks.pages import filled
 from benchmarks.slide import __main__ as program
 from benchmarks.slide import page, study
 from benchmarks.slide.compared import against, load
-from benchmarks.slide.plan import TEACHINGS, TINY
+from benchmarks.slide.everything import ASIDE
+from benchmarks.slide.plan import LEARNINGS, TEACHINGS, TINY
 from benchmarks.slide.scored import read, written
 from recipes.slide.metrics import MISSED, gains, places
 from tests.benchmarks.slide.small import planted
@@ -104,9 +105,27 @@ def test_studies_train_as_is_best_in_trials(results, monkeypatch):
     figures = summary["validation ndcg@10"]
     assert set(figures) == set(TEACHINGS)
     assert figures[summary["chosen"]] == max(figures.values())
+    lines = page.tables(folder / "tried")["trials"]
+    assert lines[0].startswith("| way | weight decay | beta | lr | dropout | tied | by target |")
+    assert lines[2].startswith(f"| {summary['chosen']} | ")
     for out in (folder / "tried", folder / "tried" / "levers"):
         assert program.taught(TINY, out).teaching == TEACHINGS[summary["chosen"]]
     assert program.taught(TINY, folder / "elsewhere") == TINY
+
+
+def test_and_their_students(results, monkeypatch):
+    folder, packed = results
+    run(monkeypatch, "students", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out",
+        folder / "learned")  # fmt: skip
+    file = json.loads((folder / "learned" / "slide-student-trials.json").read_text())
+    figures, chosen = file["summary"]["validation ndcg@10"], file["summary"]["chosen"]
+    assert set(figures) == set(LEARNINGS)
+    assert figures[chosen] == max(figures.values())
+    trained = file["summary"]["trainings"]
+    assert trained["long"]["steps"] > 2 * trained["short"]["steps"]
+    lines = page.tables(folder / "learned")["learnings"]
+    assert lines[0].startswith("| way | epochs | lr | dropout | copies |")
+    assert program.taught(TINY, folder / "learned").learning == LEARNINGS[chosen]
 
 
 def test_the_page_has_what_is_in_the_files(results):
@@ -126,6 +145,28 @@ def test_the_page_has_what_is_in_the_files(results):
     new = filled(text, tables)
     assert "old" not in new
     assert filled(new, tables) == new
+
+
+def test_plans_that_stand_apart_have_tables_of_their_own(results, tmp_path):
+    """The tiny plan has the students of both."""
+    folder, _ = results
+    for name in ("slide-beauty-0.json", "slide-beauty-counts.json"):
+        (tmp_path / name).write_text((folder / name).read_text())
+        for plan in ASIDE:
+            (tmp_path / plan).mkdir(exist_ok=True)
+            if "counts" not in name:
+                (tmp_path / plan / name).write_text((folder / name).read_text())
+    made, rows = page.tables(tmp_path), {}
+    for plan in ASIDE:
+        rows[plan] = [line.split(" | ")[0] for line in made[plan] if line.startswith("| ")]
+    assert "| lists shuffled" in rows["levers"]
+    assert "| in their order above shuffled" in rows["levers"]
+    assert "| student of teachers that did not train on the list's user" in rows["cross"]
+    assert "| teachers of other users above one of all" in rows["cross"]
+    (line,) = (x for x in made["cross"] if x.startswith("| Beauty | 0 | fold0, fold1 |"))
+    about = json.loads((folder / "slide-beauty-0.json").read_text())["summary"]["about"]
+    assert f"{about['targets in the lists of fold0+fold1']['10']:.3f}" in line
+    assert page.tables(folder)["levers"] == [page.NOT_YET, "", page.NOT_YET]
 
 
 def test_differences_are_paired_by_user(results):

@@ -297,6 +297,8 @@ def test_vectors_that_are_none(monkeypatch):
             "item 5 has a vector of 1 numbers, and the longest has 2",
         ),
         (lambda n: None if n == 5 else [1.0], "item 5 has a vector of 0 numbers"),
+        (lambda n: ["a"] if n == 5 else [1.0], r"item 5 has \['a'\] for a list of numbers"),
+        (lambda n: 3 if n == 5 else [1.0], "item 5 has 3 for a list of numbers"),
         (lambda n: [float("nan") if n == 5 else 1.0], "item 5 has a vector that is not finite"),
     ):
         with pytest.raises(DataError, match=message):

@@ -136,6 +136,7 @@ def test_ties_are_permuted_within_a_user_and_a_time_only():
             {"behaviour_key": "item", "behaviours": ["buy"]},
             "no interaction is one of buy; there",
         ),
+        ([*ROWS, ("", "x", 3)], {}, "row 4 has no user: mend the row, or set data.user_key"),
         (ROWS, {"items": ["none/*.csv"]}, "match no file: set data.items to other globs"),
     ],
 )
@@ -203,6 +204,28 @@ def test_a_folder_of_sequences(tmp_path):
         ["Drama", "War"],
         "",
     )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("sequences.txt", "1 1 2 x\n", "line 1 has 'x', and a whole number is expected"),
+        ("sequences.txt", "1 1 2 3\n\n", "line 2 has 0 columns, not 2"),
+        ("items.jsonl", "{\n", "line 1 is no JSON object with a whole number as item: '{'"),
+        ("items.jsonl", '{"title": "a"}\n', "line 1 is no JSON object with a whole number as item"),
+        ("items.jsonl", "[1]\n", "line 1 is no JSON object"),
+        ("items.jsonl", b"\xff\xfe", "cannot read"),
+        ("movies.dat", "x::y::z\n", "line 1 has 'x', and a whole number is expected"),
+        ("events.parquet", "junk", "cannot read"),
+    ],
+)
+def test_folders_that_are_damaged_are_one_error(tmp_path, file, content, message):
+    (tmp_path / "sequences.txt").write_text("1 1 2 3\n2 3 2 1\n")
+    (tmp_path / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError) as error:
+        read_source(config(source="sequences", folder=str(tmp_path)))
+    assert message in str(error.value)
+    assert file in str(error.value)
 
 
 def test_prompts_of_forge(tmp_path):

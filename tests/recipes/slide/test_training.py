@@ -1,5 +1,6 @@
 """Both training stages: what is learnt, that splits of a batch do not matter, and what they export."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from tests.recipes.slide.stages import (
     SMALL,
     build_ids,
     done,
+    evaluation,
     export_of,
     exported,
     materialized,
@@ -244,7 +246,11 @@ def test_without_a_teacher_a_list_is_what_followed(made):
 def test_an_exported_folder_is_the_model(made):
     sids, _, lists = made
     task = student(sids, lists=lists)
-    assert load_folder(made[1]).about["inputs"] == task.data.inputs
+    manifest = json.loads((Path(made[1]) / "manifest.json").read_text())
+    assert manifest["inputs"] == load_folder(made[1]).about["inputs"] == task.data.inputs
+    assert manifest["stage"] == "gr_train"
+    assert manifest["settings"]["model"]["hidden_size"] == SMALL["hidden_size"]
+    assert "sids" not in manifest["settings"]
     with pytest.raises(ValueError, match="no exported folder"):
         load_folder(lists)
 
@@ -269,6 +275,27 @@ def test_students_that_cannot_be(made, change, error, message):
     change = {k: names.get(v, v) if isinstance(v, str) else v for k, v in change.items()}
     with pytest.raises(error, match=message):
         student(made[0], **change).check()
+
+
+def test_a_students_manifest_names_lists_and_teacher(made, tmp_path):
+    """Whoever reads it next finds weights that were changed, by whatever."""
+    sids, folder, lists = made
+    out = exported(student(sids, lists=lists, teacher=folder), tmp_path / "student")
+    manifest = json.loads((Path(out) / "manifest.json").read_text())
+    assert manifest["stage"] == "list_distill"
+    assert manifest["inputs"].keys() == {"data", "sids", "lists", "teacher"}
+    assert manifest["inputs"]["teacher"] == load_folder(folder).fingerprint
+    weights = Path(out) / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    for reader in (
+        evaluation(models={"m": out}, rows=["m:greedy"]),
+        export_of(sids, [out]),
+        student(sids, lists=lists, teacher=out),
+    ):
+        with pytest.raises(DataError, match="model.safetensors is not what was written: .*distill"):
+            reader.check()
 
 
 def test_lists_and_teachers_of_other_ids_are_refused(made, tmp_path):

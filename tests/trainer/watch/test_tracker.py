@@ -1,5 +1,6 @@
 """Weights & Biases: offline unless asked, never in the way, and without gap or overlap on resume."""
 
+import json
 import struct
 import sys
 from types import ModuleType, SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 from tests.runs.helpers import wait_for
 from trainer.watch import tracker
 from trainer.watch.config import LoggingConfig, WandbConfig
+from trainer.watch.panel_tables import as_table, read_tables
 from trainer.watch.record import Record
 from trainer.watch.redact import redact
 from trainer.watch.tracker import PATIENCE, Tracker, named, wandb_step
@@ -20,6 +22,25 @@ def train(step, loss=1.0):
 
 def evaluated(step):
     return {"kind": "eval", "step": step, "loss": 2.0}
+
+
+PANELS = [
+    {"title": "Recall", "kind": "lines", "x": "places", "series": {"a": [[1, 0.5], [2, 0.75]], "b": [[1, 0]]}},
+    {"title": "Use", "kind": "table", "columns": ["level", "codes"], "rows": [["1", 32], ["2", None]]},
+    {"title": "Load", "kind": "heatmap", "rows": ["r"], "columns": ["s", "t"], "values": [[1.0, None]]},
+    {"title": "A sample", "kind": "text", "text": "words"},
+    {"title": "Broken", "kind": "table", "rows": 3},
+]  # fmt: skip
+
+
+def test_panels_are_tables_too(tmp_path):
+    assert read_tables(tmp_path) == {}
+    (tmp_path / "panels.json").write_text(json.dumps(PANELS))
+    assert read_tables(tmp_path) == {
+        "Recall": (["series", "places", "value"], [["a", 1, 0.5], ["a", 2, 0.75], ["b", 1, 0]]),
+        "Use": (["level", "codes"], [["1", 32], ["2", None]]),
+        "Load": (["", "s", "t"], [["r", 1.0, None]]),
+    }
 
 
 class Server:
@@ -140,6 +161,7 @@ def test_offline_a_resumed_run_is_one_run_with_each_row_once(monkeypatch, tmp_pa
     monkeypatch.setenv("SECRET_IN_ENVIRONMENT", "hunter2hunter2")
     offline = WandbConfig(mode="offline")
     first = [train(5), evaluated(5), train(10)]
+    (tmp_path / "panels.json").write_text(json.dumps(PANELS))
     plain = redact({"hub": {"token": "abcdefabcdef"}})
     for step, kept, rows in (
         (0, [], first),
@@ -154,6 +176,10 @@ def test_offline_a_resumed_run_is_one_run_with_each_row_once(monkeypatch, tmp_pa
     [old] = (tmp_path / "wandb" / "superseded").glob("offline-run-*/run-one.wandb")
     assert history(current) == [(10, "5"), (11, "5"), (20, "10")]
     assert history(old) == [(10, "5"), (11, "5"), (20, "10")]
+    tables = [json.loads(file.read_text()) for file in current.parent.rglob("*.table.json")]
+    assert sorted((table["columns"], table["data"]) for table in tables) == sorted(
+        as_table(panel) for panel in PANELS[:3]
+    )
     for file in (f for f in tmp_path.rglob("*") if f.is_file()):
         assert b"hunter2hunter2" not in file.read_bytes(), file
         assert b"abcdefabcdef" not in file.read_bytes(), file

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.checkpoint.folder import Checkpoints
+from trainer.errors import CheckpointError
 from trainer.watch.metrics import read
 
 PANELS = "panels.json"
@@ -23,6 +25,8 @@ class Checkpoint:
     written: float
     """Seconds since 1970."""
     newest: bool
+    best: bool = False
+    """As the newest knows it (`checkpoint.highest`, `checkpoint.lowest`)."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +80,16 @@ def _checkpoints(folder: Path) -> list[Checkpoint]:
         newest = (folder / "latest").read_text().strip()
     except OSError:
         newest = ""
+    try:
+        best = Checkpoints(folder).best()
+    except (CheckpointError, OSError):
+        best = None
     for path in sorted(folder.glob("step-*")):
         try:
             written = (path / "manifest.json").stat().st_mtime
             size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         except OSError:
             continue
-        found.append(Checkpoint(path.name, size / 2**30, written, path.name == newest))
+        marks = path.name == newest, path == best
+        found.append(Checkpoint(path.name, size / 2**30, written, *marks))
     return found

@@ -172,7 +172,7 @@ def _whose(row: Mapping[str, Any]) -> str:
 def checkpoints(runs: Sequence[Run]) -> str:
     """What can be resumed from."""
     rows = [
-        [run.name, one.name + (" (latest)" if one.newest else ""), f"{one.gib:.3g} GiB",
+        [run.name, one.name + " (latest)" * one.newest + " (best)" * one.best, f"{one.gib:.3g} GiB",
          time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(one.written))]
         for run in runs
         for one in run.checkpoints
