@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.lelora.methods import form_of
 from benchmarks.lelora.study import Study
@@ -30,7 +31,10 @@ def clock(study: Study, task: str, methods: Sequence[str], steps: int = 50) -> N
 
 
 def check(study: Study, task: str, method: str = "lora", seeds: int = 4) -> None:
-    """The same runs with products in 32 bits, and some steps without a recorded graph."""
+    """The same runs with products in 32 bits, and some steps without a recorded graph.
+
+    `graph` is how far these are apart, in parts of how far they have gone.
+    """
     kept = study.of(task)
     if "check" in kept or method not in kept["runs"]:
         return
@@ -49,13 +53,11 @@ def check(study: Study, task: str, method: str = "lora", seeds: int = 4) -> None
     first = 100 * np.array([run["accuracy"] for run in before])
     few = Plan(10, study.plan.batch_size)
     recorded, plain = made(few, study.dtype), made(few, study.dtype)
+    begun = [p.detach().clone() for p in plain.parameters]
     recorded.train()
     for _ in range(few.steps):
         plain.step()
-    apart = max(
-        float((p - q).detach().abs().max() / q.detach().abs().max())
-        for p, q in zip(recorded.parameters, plain.parameters, strict=True)
-    )
+    apart = _distance(recorded.parameters, plain.parameters) / _distance(plain.parameters, begun)
     kept["check"] = {
         "task": task, "runs": len(runs), "accuracy": float(first.mean()),
         "accuracy_32": float(again.mean()), "largest": float(np.abs(again - first).max()),
@@ -63,3 +65,8 @@ def check(study: Study, task: str, method: str = "lora", seeds: int = 4) -> None
         "loss_32": float(np.mean([scored.loss for scored in scores])), "graph": apart,
     }  # fmt: skip
     study.note(task, "check", seconds, began)
+
+
+def _distance(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    squares = [(x - y).detach().square().sum() for x, y in zip(one, other, strict=True)]
+    return float(sum(squares)) ** 0.5

@@ -1,13 +1,16 @@
 """Language models side by side are what transformers' model is, trained by torch's own AdamW."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.func import functional_call
 
+from benchmarks.lelora.ground import Ground, Spectrum
 from benchmarks.lelora.methods import METHODS, form_of
 from benchmarks.lelora.policy import by_chance, targets_of
 from benchmarks.lelora.training import WARMUP, Plan, Run
-from benchmarks.lelora.verses import Verses, Writers
+from benchmarks.lelora.verses import Pairs, Verses, Writers
 from models.lelora.inject import find_targets
 from models.lelora.stacked import Whole
 from tests.benchmarks.lelora.tiny import llama, packed_verses
@@ -167,6 +170,27 @@ def test_a_rate_means_more_at_a_higher_rank(model, method, grows):
         squares = [(x - y).detach().square().sum() for x, y in zip(before, after, strict=True)]
         changes.append(float(sum(squares)) ** 0.5)
     assert changes[1] / changes[0] == pytest.approx(grows, rel=0.15)
+
+
+@pytest.mark.parametrize("method", [*FORMS, "full"])
+def test_a_step_waits_for_nothing(verses, method):
+    """Tensors without values could not be read by the host: the step can be recorded."""
+    base, ground, train = verses.base, verses.ground, verses.train
+
+    def meta(tensors):
+        return [x.to("meta") for x in tensors]
+
+    rest = dict(zip(base.rest, meta(base.rest.values()), strict=True))
+    base = replace(base, matrices=meta(base.matrices), rest=rest)
+    pairs = Pairs(
+        *meta([train.ids_XT, train.first_X, train.lengths_X, train.chapters_X]), train.targets
+    )
+    spectra = [Spectrum(*meta(vars(s).values())) for s in ground.spectra]
+    there = Ground(base, spectra, lambda: meta(ground.inputs), RANK, STEPS)
+    setting = by_chance(ground, 0) if method == "random" else None
+    writers = Writers(base, pairs, Plan(STEPS, BATCH), [form_of(there, method, [0, 1], [setting] * 2)],
+                      [Run(0, LR)] * 2, torch.bfloat16)  # fmt: skip
+    writers.step()
 
 
 @pytest.mark.gpu
