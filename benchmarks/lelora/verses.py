@@ -192,11 +192,12 @@ class Verses:
         nats_PX, right_PX, targets_X = together.score(self.parts[part])
         chapters_X = self.parts[part].chapters_X.cpu().long()
         targets_C = torch.bincount(chapters_X, targets_X.double())
+        there_C = targets_C > 0  # not, where only some pairs are scored
         found = []
         for nats_X, right_X in zip(nats_PX, right_PX, strict=True):
             nats_C = torch.bincount(chapters_X, nats_X)
-            kept = {"nats": [round(x, 4) for x in nats_C.tolist()],
-                    "targets": [int(x) for x in targets_C.tolist()],
+            kept = {"nats": [round(x, 4) for x in nats_C[there_C].tolist()],
+                    "targets": [int(x) for x in targets_C[there_C].tolist()],
                     "bytes": self.bytes.get(part, 0)}  # fmt: skip
             total = float(targets_X.sum())
             found.append(Scored(float(nats_X.sum()) / total, float(right_X.sum()) / total, kept))
