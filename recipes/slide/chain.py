@@ -1,6 +1,9 @@
 """Task `slide`: all stages, one after the other, each given what those before it have left.
 
 sid_build --- gr_train --- beam_export --- list_distill [--- list_rl] --- list_eval
+
+With folds, `gr_train` is followed by a teacher without each of them, and those make the lists; students
+begin with the weights of the one that is trained on all users, and are compared with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +13,7 @@ from typing import Any, ClassVar
 
 from models.slide.config import SlideConfig
 from recipes.slide.config import SequencesConfig
+from recipes.slide.gr_train import check_folds
 from recipes.work import Stage
 
 STAGES = ("sid_build", "gr_train", "beam_export", "list_distill", "list_rl", "list_eval")
@@ -25,6 +29,9 @@ class SlideTaskConfig:
     `model`, `trainer`, `optim` ... as they would be given to it alone."""
     rl: bool = False
     """Also `list_rl`, which goes on from the student; `list_eval` knows its model as `improved`."""
+    folds: int = 0
+    """Cross-fit: each user's lists are from a teacher that is trained without that user's fold, of so
+    many; 0: from the one that is trained on all."""
     until: str = STAGES[-1]
     """The last stage to run."""
 
@@ -33,6 +40,7 @@ class SlideTaskConfig:
         if unknown or self.until not in STAGES:
             key = f"task.stages.{unknown[0]}" if unknown else f"task.until={self.until}"
             raise ValueError(f"{key}: the stages are {', '.join(STAGES)}")
+        check_folds(self.folds)
 
 
 class SlideTask:
@@ -53,11 +61,13 @@ class SlideTask:
         """The stages, with the folders that each reads."""
         sids, lists = str(folder / "sid_build"), str(folder / "beam_export")
         teacher = str(folder / "gr_train" / "exported")
+        parts = [f"gr_train_fold{fold}" for fold in range(self.config.folds)]
+        teachers = [str(folder / part / "exported") for part in parts] or [teacher]
         student = str(folder / "list_distill" / "exported")
         given: dict[str, dict[str, Any]] = {
             "sid_build": {},
             "gr_train": {"sids": sids},
-            "beam_export": {"sids": sids, "teachers": [teacher]},
+            "beam_export": {"sids": sids, "teachers": teachers},
             "list_distill": {"sids": sids, "lists": lists, "teacher": teacher},
             "list_rl": {"sids": sids, "lists": lists, "teacher": student},
             "list_eval": {"models": {"teacher": teacher, "student": student}},
@@ -72,4 +82,7 @@ class SlideTask:
             own = self.config.stages.get(name) or {}
             task = {"name": name, **given[name], **(own.get("task") or {})}
             found.append(Stage(name, {**own, "task": task}))
+            for fold, part in enumerate(parts if name == "gr_train" else ()):
+                of_fold = {**task, "folds": len(parts), "fold": fold}
+                found.append(Stage(part, {**own, "task": of_fold}))
         return found

@@ -70,12 +70,17 @@ class GrTrainConfig(TrainingConfig):
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
         at_least("task.beams", self.beams, CUT)
-        if self.folds == 1 or self.folds < 0:
-            raise ValueError(f"task.folds={self.folds}: set task.folds to 2 or more, or to 0")
+        check_folds(self.folds)
         if not 0 <= self.fold < max(self.folds, 1):
             raise ValueError(
                 f"task.fold={self.fold}: set task.fold to 0 or more, below task.folds={self.folds}"
             )
+
+
+def check_folds(folds: int) -> None:
+    """Raise `ValueError` for a number of folds that cannot be."""
+    if folds == 1 or folds < 0:
+        raise ValueError(f"task.folds={folds}: set task.folds to 2 or more, or to 0")
 
 
 def fold_of(user_names: Iterable[Any], folds: int) -> Ints:

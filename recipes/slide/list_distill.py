@@ -202,7 +202,10 @@ class ListDistillTask(GrTrainTask):
         if self._teacher is not None:
             check_same_ids(self._teacher, str(self.config.teacher), "task.teacher", self.data.ids)
             theirs, ours = self._teacher.model.config, self.model_config
-            for name in ("hidden_size", "num_layers", "num_heads", "codes"):
+            same = ["hidden_size", "num_layers", "num_heads", "codes", "tied"]
+            if theirs.list_length:  # a student already, whose places have vectors
+                same.append("list_length")
+            for name in same:
                 if getattr(theirs, name) != getattr(ours, name):
                     raise DataError(
                         f"task.teacher={self.config.teacher} has model.{name}={getattr(theirs, name)}, "

@@ -109,6 +109,12 @@ class ListRlTask(ListDistillTask):
     def check(self) -> None:
         """As for a student; and a list must not be longer than there are items to draw."""
         super().check()
+        assert self._teacher is not None
+        if not self._teacher.model.config.list_length:
+            raise DataError(
+                f"task.teacher={self.config.teacher} writes no lists: set task.teacher to an exported "
+                "student of list_distill"
+            )
         if self.data.ids.num_items < self.model_config.list_length:
             raise DataError(
                 f"model.list_length={self.model_config.list_length} is more than the "

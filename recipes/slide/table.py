@@ -115,7 +115,7 @@ class EvalPanels:
         names = [f"{f}@{cut}" for f in ("recall", "ndcg")]
         columns = [*names, *(f"recall@{cut}_{s}" for s in self.result["strata"])]
         difference = f"recall@{cut}_minus_reference"
-        more = [difference, f"{difference}_se", "overlap", "coverage", "gini"]
+        more = [difference, f"{difference}_se", "overlap", "kendall", "coverage", "gini"]
         return {
             "title": f"{kind} lists, {self.result['part']}, {self.result['users']:,} users",
             "kind": "table",

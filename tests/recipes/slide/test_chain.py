@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from recipes.slide.chain import STAGES, SlideTask, SlideTaskConfig
 
 
@@ -17,3 +19,18 @@ def test_reinforcement_is_a_stage_if_asked_for():
     assert found["list_rl"]["teacher"] == found["list_eval"]["models"]["student"]
     assert found["list_eval"]["models"]["improved"] == "run/list_rl/exported"
     assert "improved" not in without["list_eval"]["models"]
+
+
+def test_with_folds_lists_are_those_of_teachers_without_the_user():
+    found = stages(folds=3, stages={"gr_train": {"task": {"beams": 12}}})
+    parts = [f"gr_train_fold{fold}" for fold in range(3)]
+    assert list(found)[:6] == ["sid_build", "gr_train", *parts, "beam_export"]
+    assert [found[part]["fold"] for part in parts] == [0, 1, 2]
+    assert {found[part]["folds"] for part in parts} == {3}
+    assert {found[name]["beams"] for name in ("gr_train", *parts)} == {12}
+    assert "folds" not in found["gr_train"]
+    assert found["beam_export"]["teachers"] == [f"run/{part}/exported" for part in parts]
+    assert found["list_distill"]["teacher"] == "run/gr_train/exported"
+    assert found["list_eval"]["models"]["teacher"] == "run/gr_train/exported"
+    with pytest.raises(ValueError, match=r"folds=1: set task.folds to 2 or more, or to 0"):
+        stages(folds=1)

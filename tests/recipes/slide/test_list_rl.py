@@ -11,6 +11,7 @@ from models.slide.config import SlideConfig
 from models.slide.decode import greedy_list
 from models.slide.history import NOTHING, pad_left
 from recipes.slide.list_rl import ListRlConfig, ListRlTask, advantages, rewards
+from recipes.task import DataError
 from tests.models.slide.small import HISTORIES, log_probabilities, small_ids, small_model, trie_of
 from tests.recipes.slide.stages import (
     PLANTED,
@@ -161,3 +162,14 @@ def test_figures_of_groups_are_reported_once(made):
 def test_what_cannot_be(made, change, message):
     with pytest.raises(ValueError, match=message):
         make(made, **change)
+
+
+def test_it_begins_with_a_student_of_its_lists_length(made, tmp_path):
+    with pytest.raises(DataError, match="writes no lists: set task.teacher to an exported student"):
+        make(made, teacher=exported(teacher(made[0]), tmp_path / "teacher")).check()
+    with pytest.raises(DataError, match=r"has model.list_length=4, and here it is 5: set model.l"):
+        make(made, model={"list_length": 5}).check()
+    with pytest.raises(
+        DataError, match=r"has model.tied=True, and here it is False: set model.tied"
+    ):
+        make(made, model={"tied": False}).check()

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from trainer.config import Config, TrainerConfig
 from trainer.errors import CONFIG, DONE, ConfigError
 from trainer.export import export
 from trainer.plan import make_plan
+from trainer.verify import verify
 
 LOWEST, HIGHEST = CheckpointConfig(lowest="loss"), CheckpointConfig(highest="loss")
 
@@ -144,3 +147,5 @@ def test_a_run_keeps_its_best_over_a_resume_and_hands_it_out(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     assert export(["r", "out", "--step", "best"]) == DONE
     assert "step-00000002 of r is in out" in capsys.readouterr().out
+    assert verify(Path("r")) == DONE
+    assert re.search(r"^step-00000002  sound, .*  \(best\)$", capsys.readouterr().out, re.M)
