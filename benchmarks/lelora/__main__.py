@@ -13,6 +13,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.lelora.checks import check, clock
+from benchmarks.lelora.classification import TUNING, Classifications
 from benchmarks.lelora.data import read
 from benchmarks.lelora.methods import METHODS
 from benchmarks.lelora.policy import School
@@ -29,7 +31,7 @@ PARTS = ("core", "taught", "rest", "clock")
 def measure(study: Study, task: str, part: str) -> None:
     """One part of a task. The taught need the core's learning rates."""
     if part == "clock":
-        study.clock(task, METHODS)
+        clock(study, task, METHODS)
         return
     if part == "taught":
         study.teach(task)
@@ -37,7 +39,22 @@ def measure(study: Study, task: str, part: str) -> None:
     study.tune(task, methods)
     study.compare(task, methods)
     if task == "wordnet":
-        study.check(task)
+        check(study, task)
+
+
+def results(study: Study, file: Path, device: str) -> None:
+    """Write everything that there is."""
+    config, found = {**study.cells["about"], "dtype": str(study.dtype)}, study.cells["tasks"]
+    summary = {
+        "tasks": {t: {k: v for k, v in of.items() if k != "runs"} for t, of in found.items()},
+        "checks": [of["check"] for of in found.values() if "check" in of],
+    }
+    rows = [
+        {"task": t, "method": method, "runs": runs}
+        for t, of in found.items()
+        for method, runs in of["runs"].items()
+    ]
+    write(file, "lelora", device, config, rows, summary)
 
 
 def main() -> None:
@@ -68,10 +85,13 @@ def main() -> None:
         stored = {n: t[: options.texts] if n in cut else t for n, t in stored.items()}
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     try:
+        subjects = Classifications(
+            stored, rank=options.rank, steps=options.steps, device=device, heads=options.heads
+        )
         study = Study(
-            stored, options.out, Plan(options.steps, options.batch_size),
-            School(options.runs, options.rounds, options.taught_steps), rank=options.rank,
-            seeds=options.seeds, device=device, dtype=dtype, heads=options.heads,
+            subjects, options.out, Plan(options.steps, options.batch_size),
+            School(options.runs, options.rounds, options.taught_steps), TUNING, rank=options.rank,
+            seeds=options.seeds, dtype=dtype,
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))
@@ -85,20 +105,7 @@ def main() -> None:
             print(f"{task}, {part}: no time left")
             continue
         measure(study, task, part)
-        config = {**study.cells["about"], "dtype": str(dtype)}
-        tasks_found = study.cells["tasks"]
-        summary = {
-            "tasks": {
-                t: {k: v for k, v in of.items() if k != "runs"} for t, of in tasks_found.items()
-            },
-            "checks": [of["check"] for of in tasks_found.values() if "check" in of],
-        }
-        rows = [
-            {"task": t, "method": method, "runs": runs}
-            for t, of in tasks_found.items()
-            for method, runs in of["runs"].items()
-        ]
-        write(options.json, "lelora", options.device, config, rows, summary)
+        results(study, options.json, options.device)
     print(f"{time.monotonic() - began:.0f} s; everything is in {options.json}")
 
 

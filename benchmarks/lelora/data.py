@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from benchmarks.lelora.encoder import Base
+from benchmarks.lelora.encoder import Encoder
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ def task_of(stored: Mapping[str, Tensor], task: str, device: torch.device) -> Da
     return Data(train, validation, test, labels)
 
 
-def base_of(stored: Mapping[str, Tensor], device: torch.device, heads: int = 12) -> Base:
+def base_of(stored: Mapping[str, Tensor], device: torch.device, heads: int = 12) -> Encoder:
     """The encoder."""
     named = {
         name.removeprefix("model/"): tensor.to(device).float()
         for name, tensor in stored.items()
         if name.startswith("model/")
     }
-    return Base.of(named, heads)
+    return Encoder.of(named, heads)

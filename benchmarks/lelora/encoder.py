@@ -23,7 +23,7 @@ EPSILON = 1e-12
 
 
 @dataclass(frozen=True)
-class Base:
+class Encoder:
     """A pre-trained encoder, in fp32."""
 
     matrices: list[Tensor]
@@ -32,20 +32,27 @@ class Base:
     """Everything else, by transformers' names."""
     layers: int
     heads: int
+    words = "embeddings.word_embeddings.weight"
+    """Of `rest`, the table that has a row for each token."""
+
+    @property
+    def names(self) -> list[list[str]]:
+        """Of the layers in a classifier of transformers, group by group."""
+        return [[f"bert.{n}" for n in group] for group in names_of(self.layers)]
 
     @staticmethod
-    def of(named: Mapping[str, Tensor], heads: int) -> "Base":
+    def of(named: Mapping[str, Tensor], heads: int) -> "Encoder":
         """From tensors by transformers' names."""
         layers = 1 + max(int(n.split(".")[2]) for n in named if n.startswith("encoder.layer."))
         names = names_of(layers)
         matrices = [torch.stack([named[f"{n}.weight"] for n in group]) for group in names]
         adapted = {f"{n}.weight" for group in names for n in group}
         rest = {n: t for n, t in named.items() if n not in adapted and not n.startswith("pooler.")}
-        return Base(matrices, rest, layers, heads)
+        return Encoder(matrices, rest, layers, heads)
 
 
 def names_of(layers: int) -> list[list[str]]:
-    """Names of the adapted layers, group by group, in the order of `Base.matrices`."""
+    """Names of the adapted layers, group by group, in the order of `Encoder.matrices`."""
     return [
         [f"encoder.layer.{layer}.{name}" for layer in range(layers) for name in group]
         for group in GROUPS
@@ -88,12 +95,12 @@ def _of_each(table: Tensor, rows: int) -> Tensor:
 
 
 def encode(
-    base: Base, rest: Mapping[str, Tensor], matrices: Sequence[Tensor], ids_PBT: Tensor,
+    base: Encoder, rest: Mapping[str, Tensor], matrices: Sequence[Tensor], ids_PBT: Tensor,
     lengths_PB: Tensor, look: Callable[[str, Tensor], None] = lambda name, x: None,
 ) -> Tensor:  # fmt: skip
     """What a classifier gets, the mean of a text's tokens, (P, B, D) in fp32.
 
-    `matrices` are (P, ...) of each of `Base.matrices`. `look` is shown the inputs (P, X, N) of each
+    `matrices` are (P, ...) of each of `Encoder.matrices`. `look` is shown the inputs (P, X, N) of each
     matrix, by its name.
     """
     P, B, T = ids_PBT.shape

@@ -3,21 +3,39 @@
 L matrices of one shape, M outputs, N inputs, K components
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from benchmarks.lelora.data import Data, Part
-from benchmarks.lelora.encoder import Base, encode, names_of
 from models.lelora.spectrum import decompose
-from models.linear_probe import Probe, fit_probe
-from recipes.lelora.classify import LeloraClassifyConfig
-from recipes.lelora.head import probe_rows
 
-EVA_TEXTS = 256
-"""As many as the recipe reads in 8 batches of 32."""
-PROBE_TEXTS = LeloraClassifyConfig().probe
+
+class Base(Protocol):
+    """A pre-trained model in fp32, its matrices of one shape together."""
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        """Of each group of layers: (L, M, N), layer by layer."""
+
+    @property
+    def rest(self) -> dict[str, Tensor]:
+        """Everything else, by transformers' names."""
+
+    @property
+    def layers(self) -> int:
+        """How many the model has; a group has as many matrices of each."""
+
+    @property
+    def names(self) -> list[list[str]]:
+        """Of the matrices, group by group, as transformers has them."""
+
+    @property
+    def words(self) -> str:
+        """Name of the table that has a row for each token."""
 
 
 @dataclass(frozen=True)
@@ -35,24 +53,27 @@ class Ground:
 
     base: Base
     spectra: list[Spectrum]
-    inputs: list[Tensor]
-    """Directions in which the inputs of each matrix vary, the most first: (L, K, N) of each group."""
+    look: Callable[[], list[Tensor]]
+    """Gives `inputs`; not called where nobody wants these."""
     rank: int
     """LoRA's: it decides how much trains."""
     steps: int
-    probe: Probe
-    """Where every classifier begins."""
     drawn: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
     """Random components that were drawn before, by seed and number."""
 
     @property
     def names(self) -> list[list[str]]:
-        """Of the layers in a classifier of transformers, group by group."""
-        return [[f"bert.{n}" for n in group] for group in names_of(self.base.layers)]
+        """Of the matrices, group by group."""
+        return self.base.names
+
+    @cached_property
+    def inputs(self) -> list[Tensor]:
+        """Directions in which the inputs of matrices vary, the most first: (L, K, N) of each group."""
+        return self.look()
 
 
 def in_order(ground: Ground) -> list[str]:
-    """The layers' names, in the order in which the model has them (and a `Setting` has matrices)."""
+    """The matrices' names, layer by layer: the order in which a `Setting` has matrices."""
     layers, found = ground.base.layers, []
     for layer in range(layers):
         for names in ground.names:
@@ -74,39 +95,23 @@ def spectra_of(base: Base) -> list[Spectrum]:
     return found
 
 
-@torch.no_grad()
-def input_directions(base: Base, part: Part, texts: int) -> list[Tensor]:
-    """Eigenvectors of the sum of x x^T over the inputs x of each matrix, padding included, as rows."""
-    sums: dict[str, Tensor] = {}
+class Sums:
+    """Of x x^T over the inputs x of each matrix, padding included."""
 
-    def look(name: str, x_1XN: Tensor) -> None:
+    def __init__(self) -> None:
+        self.by_name: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, x_1XN: Tensor) -> None:
+        """Add the inputs of the only run."""
         x_XN = x_1XN[0].float()
-        sums[name] = sums.get(name, 0) + x_XN.T @ x_XN
+        self.by_name[name] = self.by_name.get(name, 0) + x_XN.T @ x_XN
 
-    for rows in torch.arange(min(texts, len(part)), device=part.labels_X.device).split(32):
-        ids, lengths, _ = part[rows[None]]
-        encode(base, base.rest, [w[None] for w in base.matrices], ids, lengths, look)
+
+def eigenvectors(base: Base, sums: Mapping[str, Tensor]) -> list[Tensor]:
+    """Of the sums of each matrix, as rows, the largest first: (L, K, N) of each group."""
     return [
         torch.stack(
             [torch.linalg.eigh(sums[n].double()).eigenvectors.float().T.flip(0) for n in names]
         )
-        for names in names_of(base.layers)
+        for names in base.names
     ]
-
-
-@torch.no_grad()
-def probe_of(base: Base, part: Part, labels: int, texts: int = PROBE_TEXTS) -> Probe:
-    """The recipe's first classifier, with its seed 0."""
-    rows = torch.tensor(probe_rows(len(part), texts, 0), device=part.labels_X.device)
-    found = []
-    for some in rows.split(256):
-        ids, lengths, _ = part[some[None]]
-        found.append(encode(base, base.rest, [w[None] for w in base.matrices], ids, lengths)[0])
-    return fit_probe(torch.cat(found), part.labels_X[rows], labels)
-
-
-def prepare(base: Base, spectra: list[Spectrum], data: Data, rank: int, steps: int) -> Ground:
-    """Look at a task's inputs."""
-    inputs = input_directions(base, data.train, EVA_TEXTS)
-    probe = probe_of(base, data.train, data.labels)
-    return Ground(base, spectra, inputs, rank, steps, probe)

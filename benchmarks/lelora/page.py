@@ -12,13 +12,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lelora.methods import METHODS
-from benchmarks.lelora.verdict import against, interval, sentence, values, within, word
+from benchmarks.lelora.verdict import (
+    LIKELIHOOD,
+    Measure,
+    against,
+    interval,
+    measure_of,
+    sentence,
+    values,
+    within,
+    word,
+)
 from recipes.ctr.significance import Values, difference
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE, RESULTS = ROOT / "docs" / "lelora.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured -->", "<!-- end of what was measured -->"
-TITLES = {"wordnet": "WordNet glosses", "newsgroups": "20 newsgroups", "reuters": "Reuters-52"}
+TITLES = {"wordnet": "WordNet glosses", "newsgroups": "20 newsgroups", "reuters": "Reuters-52",
+          "kjv": "Modern to King James verse"}  # fmt: skip
 PAIRS = (("learned", "frozen"), ("learned", "random"), ("learned", "lora"), ("frozen", "lora"))
 HALVES = ("frozen-half", "learned-half")
 
@@ -40,7 +51,7 @@ def comparison(result: Mapping[str, Any]) -> list[str]:
         f"{config['seeds']} paired seeds, {plan['steps']} steps of {plan['batch_size']} texts, rank "
         f"{config['rank']}, on {machine['device']} (torch {result['versions']['torch']}, "
         f"{config['dtype'].removeprefix('torch.')} products, `{result['versions']['springtide']}`). "
-        "Accuracy on the test part in per cent; differences from tuned LoRA in points, with 95 % "
+        f"{_scale(result)}, with 95 % "
         "intervals over texts and seeds, and words after Holm's correction over a task's methods. "
         "Milliseconds are a run's share of a step of all its seeds side by side. Means, differences and "
         "words are over all seeds, those that collapsed (ended worse than they began) included.",
@@ -50,8 +61,20 @@ def comparison(result: Mapping[str, Any]) -> list[str]:
     for task, runs in by_task(result).items():
         found = {method: values(of) for method, of in runs.items()}
         lines += [*_table(task, runs, found, result["summary"]["tasks"][task]), ""]
-        lines += [f"- {line}" for line in _said(found)] + [""]
+        measure = measure_of(next(iter(runs.values()))[0])
+        lines += [f"- {line}" for line in _said(found, measure)] + [""]
     return lines
+
+
+def _scale(result: Mapping[str, Any]) -> str:
+    """What is measured, and in which units."""
+    if any("nats" in run for row in result["rows"] for run in row["runs"]):
+        return (
+            "Nats a token of the test part's King James verses, in books that nobody trained on; "
+            "differences from tuned LoRA in thousandths of a nat (more is better; texts are whole "
+            "chapters)"
+        )
+    return "Accuracy on the test part in per cent; differences from tuned LoRA in points"
 
 
 def _table(
@@ -59,12 +82,20 @@ def _table(
     summary: Mapping[str, Any],
 ) -> list[str]:  # fmt: skip
     compared = against(found, "lora") if "lora" in found else {}
-    texts = next(iter(runs.values()))[0]["texts"]
+    first = next(iter(runs.values()))[0]
+    measure = measure_of(first)
+    likelihood = measure is LIKELIHOOD
     clock = summary.get("clock", {})
+    there = (
+        f"{len(first['nats'])} chapters, {sum(first['targets']):,} tokens"
+        if likelihood
+        else (f"{first['texts']:,} test texts")
+    )
+    scale, digits, column = (-1000.0, 4, "nats a token") if likelihood else (1.0, 2, "accuracy")
     lines = [
-        f"**{TITLES[task]}** ({texts:,} test texts)",
+        f"**{TITLES[task]}** ({there})",
         "",
-        "| method | parameters | learning rate | ms a step | accuracy | median | sd of seeds "
+        f"| method | parameters | learning rate | ms a step | {column} | median | sd of seeds "
         "| collapsed | against LoRA | |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -79,13 +110,19 @@ def _table(
         rate = f"{of[0]['lr']:.3g}"
         counted = [run["collapsed"] for run in of if "collapsed" in run]
         cells = [
-            method, f"{parameters:,.0f}", rate, took, f"{real.mean():.2f}",
-            f"{statistics.median(real.tolist()):.2f}", f"{sd:.2f}", str(sum(counted)) if counted else "",
+            method, f"{parameters:,.0f}", rate, took, f"{real.mean() / scale:.{digits}f}",
+            f"{statistics.median(real.tolist()) / scale:.{digits}f}", f"{sd / abs(scale):.{digits}f}",
+            str(sum(counted)) if counted else "",
         ]  # fmt: skip
         lines.append("| " + " | ".join([*cells, *told]) + " |")
     if "start" in summary:
         loss, accuracy = summary["start"]["test"]
-        lines += ["", f"All begin at {100 * accuracy:.2f} % (loss {loss:.3f}): a linear probe."]
+        began = f"{100 * accuracy:.2f} % (loss {loss:.3f}): a linear probe"
+        if likelihood:
+            began = f"{loss:.4f} nats ({100 * accuracy:.1f} % of tokens right): the model as it is"
+            if first["bytes"]:
+                began += f"; {first['bytes'] / sum(first['targets']):.2f} bytes are a token"
+        lines += ["", f"All begin at {began}."]
     whole = sum(seconds for _, seconds in summary["seconds"].values())
     lines += ["", f"All of this, with tuning and teaching: {whole:.0f} s."]
     return lines
@@ -93,6 +130,12 @@ def _table(
 
 def _checked(check: Mapping[str, Any]) -> str:
     both = f"{check['accuracy_32']:.2f} against {check['accuracy']:.2f} %"
+    if check["task"] == "kjv":
+        both = f"{check['loss_32']:.4f} against {check['loss']:.4f} nats a token"
+        return (
+            f"With products in TF32, {check['runs']} of the runs: {both}; a recorded step and the same "
+            f"step by step differ by {check['graph']:.1e}."
+        )
     return (
         f"With products in TF32, {check['runs']} of the runs: {both} (largest difference of one run "
         f"{check['largest']:.2f}); a recorded step and the same step by step differ by "
@@ -100,22 +143,24 @@ def _checked(check: Mapping[str, Any]) -> str:
     )
 
 
-def _said(found: Mapping[str, Values]) -> list[str]:
+def _said(found: Mapping[str, Values], measure: Measure) -> list[str]:
     lines = []
     for one, other in PAIRS:
         if one in found and other in found:
             of = difference(found[one], found[other])
-            lines.append(sentence(one, other, of, of.p, "uncorrected"))
+            lines.append(sentence(one, other, of, of.p, "uncorrected", measure))
     for half in HALVES:
         if half in found and "lora" in found:
             of = difference(found[half], found["lora"])
-            lines.append(f"{half} against LoRA: {interval(of)} points; {within(of)}")
+            lines.append(
+                f"{half} against LoRA: {interval(of)} {measure.points}; {within(of, measure)}"
+            )
     if {"full", "lora", "learned"} <= found.keys():
         full, lora, learned = (float(found[m].real_S.mean()) for m in ("full", "lora", "learned"))
         if full > lora:
             share = 100 * (learned - lora) / (full - lora)
             lines.append(
-                f"full fine-tuning is {full - lora:.2f} points above LoRA; learned closes "
+                f"full fine-tuning is {full - lora:.2f} {measure.points} above LoRA; learned closes "
                 f"{share:.0f} % of it"
             )
     return lines

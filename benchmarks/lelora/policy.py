@@ -31,14 +31,15 @@ class School:
 
 def targets_of(ground: Ground) -> list[Target]:
     """The matrices as the recipe finds them."""
+    each = sum(map(len, ground.names)) // ground.base.layers
     shapes = {
         name: Shape(*w.shape[1:])
         for w, names in zip(ground.base.matrices, ground.names, strict=True)
         for name in names
     }
     return [
-        Target(name, shapes[name], False, int(name.split(".")[3]), matrix_kind(name))
-        for name in in_order(ground)
+        Target(name, shapes[name], False, at // each, matrix_kind(name))
+        for at, name in enumerate(in_order(ground))
     ]
 
 

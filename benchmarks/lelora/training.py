@@ -1,10 +1,13 @@
 """Runs of any methods and learning rates, trained side by side on one device.
 
-    P runs, B texts of a batch, X texts, D hidden, C labels
+    P runs, B texts of a batch, S steps
 
-Every run has its own matrices, classifier, order of texts, clipping and AdamW, and is what it would be
-alone. Products are in 16 bits on a GPU (what trains is not): gradients are made 4096 times larger for
-the way back. A step is recorded once as a CUDA graph and then replayed, since the host would be slower.
+Every run has its own matrices, order of texts, clipping and AdamW, and is what it would be alone. What
+a run's loss is, `benchmarks.lelora.classifying` and `benchmarks.lelora.verses` say.
+
+Products are in 16 bits on a GPU (what trains is not); with float16, gradients are made 4096 times
+larger for the way back. A step is recorded once as a CUDA graph and then replayed, since the host would
+be slower.
 """
 
 import sys
@@ -13,19 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.lelora.data import Data, Part
-from benchmarks.lelora.encoder import Base, encode
+from benchmarks.lelora.ground import Base
 from models.lelora.population import StackedAdamW
 from models.lelora.stacked import Form, Whole
-from models.linear_probe import Probe
 
 LOSS_SCALE = 4096.0
 WARMUP = 0.1
 """Share of the steps in which learning rates rise; then they fall to 0."""
-CHUNK = 100
-"""Texts that are scored at a time, by all runs."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Plan:
     batch_size: int = 32
     max_norm: float = 1.0
     head_lr: float = 1e-3
-    """Of the classifier, as in the recipe; a run's own rate is of everything else."""
+    """Of a new classifier, as in the recipe; a run's own rate is of everything else."""
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,6 @@ class Run:
 
     seed: int
     lr: float
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Of one part, by run."""
-
-    loss_P: Tensor
-    correct_PX: Tensor
-    """Booleans."""
 
 
 def orders(seeds: Sequence[int], texts: int, plan: Plan) -> Tensor:
@@ -71,30 +61,28 @@ class Together:
     """All runs; `forms` are of consecutive runs. Where a form is `Whole`, all of them must be."""
 
     def __init__(
-        self, base: Base, data: Data, plan: Plan, forms: Sequence[Form], runs: Sequence[Run],
-        dtype: torch.dtype, probe: Probe, rows_SPB: Tensor | None = None,
+        self, base: Base, plan: Plan, forms: Sequence[Form], runs: Sequence[Run], dtype: torch.dtype,
+        rows_SPB: Tensor, head: Sequence[Tensor] = (),
     ) -> None:  # fmt: skip
-        self.base, self.data, self.plan, self.forms, self.dtype = base, data, plan, forms, dtype
+        """`rows_SPB` are those of the training part; `head` trains at a rate of its own."""
+        self.base, self.plan, self.forms, self.dtype = base, plan, forms, dtype
         P = len(runs)
         assert sum(form.runs for form in forms) == P
         self.device = base.matrices[0].device
         self.everything = any(isinstance(form, Whole) for form in forms)
         assert not self.everything or all(isinstance(form, Whole) for form in forms)
-        self.rest = {
-            n: t.expand(P, *t.shape).clone().requires_grad_() if self.everything else t.to(dtype)
-            for n, t in base.rest.items()
-        }
-        self.head_PCD, self.bias_PC = (
-            part.to(self.device).expand(P, *part.shape).clone().requires_grad_() for part in probe
-        )
-        own = list(self.rest.values()) if self.everything else []
+        own = list(base.rest.values())
+        if self.everything:
+            own = [t.expand(P, *t.shape).clone().requires_grad_() for t in own]
+        self.rest = dict(zip(base.rest, own, strict=True))
+        if not self.everything:
+            self.rest, own = self.cast(self.rest), []
         self.parameters = [p for form in forms for p in form.parameters]
         slices: list[slice] = []
         begin = 0
         for form in forms:
             slices += [slice(begin, begin + form.runs)] * len(form.parameters)
             begin += form.runs
-        head = [self.head_PCD, self.bias_PC]
         rates = [None] * (len(self.parameters) + len(own)) + [plan.head_lr] * len(head)
         more = [*own, *head]
         self.parameters += more
@@ -103,8 +91,6 @@ class Together:
             self.parameters, lr_P, slices + [slice(None)] * len(more), rates=rates,
             max_norm=plan.max_norm,
         )  # fmt: skip
-        if rows_SPB is None:
-            rows_SPB = orders([run.seed for run in runs], len(data.train), plan)
         self.rows_SPB = rows_SPB.to(self.device)
         steps = torch.arange(plan.steps, dtype=torch.float64)
         warm = torch.clamp((steps + 1) / max(WARMUP * plan.steps, 1), max=1.0)
@@ -113,32 +99,18 @@ class Together:
         self.scale = LOSS_SCALE if dtype == torch.float16 else 1.0
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def matrices(self) -> list[Tensor]:
-        """Whole weights of all runs, group by group."""
-        every = [form.weights(self.dtype) for form in self.forms]
-        return [torch.cat(of) if len(of) > 1 else of[0] for of in zip(*every, strict=True)]
+    def losses(self, rows_PB: Tensor) -> Tensor:
+        """The sum of all runs' mean losses on these rows of the training part."""
+        raise NotImplementedError
 
-    def _rest(self) -> dict[str, Tensor]:
-        words = "embeddings.word_embeddings.weight"
-        return {n: t if n == words else t.to(self.dtype) for n, t in self.rest.items()}
-
-    def logits(
-        self, matrices: list[Tensor], rest: dict[str, Tensor], texts: tuple[Tensor, ...]
-    ) -> Tensor:
-        """(P, B, C) in fp32."""
-        pooled_PBD = encode(self.base, rest, matrices, texts[0], texts[1])
-        return torch.baddbmm(self.bias_PC[:, None], pooled_PBD, self.head_PCD.transpose(1, 2))
+    def cast(self, rest: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What is no matrix, for products."""
+        return {n: t if n == self.base.words else t.to(self.dtype) for n, t in rest.items()}
 
     def step(self) -> None:
         """One optimizer step of all runs."""
-        rows_PB = self.rows_SPB.index_select(0, self.at[None])[0]
-        texts = self.data.train[rows_PB]
-        logits_PBC = self.logits(self.matrices(), self._rest(), texts)
-        losses = nn.functional.cross_entropy(
-            logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="sum"
-        )
-        loss = losses * (self.scale / rows_PB.shape[1])
-        found = torch.autograd.grad(loss, self.parameters)
+        loss = self.losses(self.rows_SPB.index_select(0, self.at[None])[0])
+        found = torch.autograd.grad(loss * self.scale, self.parameters)
         gradients = self._by_form([g / self.scale for g in found], "masked")
         gradients = self._by_form(self.optimizer.clipped(gradients), "before_step")
         self.optimizer.step(gradients, self.share_S.index_select(0, self.at[None])[0])
@@ -194,18 +166,3 @@ class Together:
         with torch.no_grad():
             for x, value in zip(self._state(), kept, strict=True):
                 x.copy_(value)
-
-    @torch.no_grad()
-    def score(self, part: Part) -> Scores:
-        """Loss and what is right, of every run."""
-        matrices, rest, P = self.matrices(), self._rest(), len(self.head_PCD)
-        loss_P, correct = torch.zeros(P, device=self.device), []
-        for rows in torch.arange(len(part), device=self.device).split(CHUNK):
-            texts = part[rows.expand(P, len(rows))]
-            logits_PBC = self.logits(matrices, rest, texts)
-            of = nn.functional.cross_entropy(
-                logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="none"
-            )
-            loss_P += of.view(P, -1).sum(1)
-            correct.append(logits_PBC.argmax(-1) == texts[2])
-        return Scores((loss_P / len(part)).cpu(), torch.cat(correct, 1).cpu())

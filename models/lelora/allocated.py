@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.lelora.stacked import Form, added
+from models.lelora.stacked import Factors, Form, added
 
 SMOOTH = 0.85
 """How much of importance, and of its change, is kept from step to step."""
@@ -78,11 +78,17 @@ class Allocated(Form):
 
     def weights(self, dtype: torch.dtype) -> list[Tensor]:
         """Base and update."""
+        return [
+            added(w, of.left_PLMK, of.right_PLKN, dtype)
+            for w, of in zip(self.base, self.factors(dtype), strict=True)
+        ]
+
+    def factors(self, dtype: torch.dtype) -> list[Factors]:
+        """The update."""
         found = []
-        for n, w in enumerate(self.base):
+        for n in range(self.groups):
             a, b, e = (self.parameters[k * self.groups + n] for k in range(3))
-            left = (b * (self.scale * e)[..., None, :]).to(dtype)
-            found.append(added(w, left, a.to(dtype), dtype))
+            found.append(Factors((b * (self.scale * e)[..., None, :]).to(dtype), a.to(dtype)))
         return found
 
     def before_step(self, gradients: list[Tensor]) -> list[Tensor]:

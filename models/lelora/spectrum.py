@@ -1,6 +1,6 @@
 """Singular values and directions of a weight matrix: exact, and the same ones every time.
 
-    M outputs, N inputs, K = min(M, N) components, J components that are kept
+    L matrices, M outputs, N inputs, K = min(M, N) components, J components that are kept
 
 A matrix has the form sum of s_k u_k v_k^T over its components, largest s first. Randomised methods see
 the largest ones only, so the decomposition is the exact one, and it is worked out once.
@@ -62,6 +62,39 @@ def decompose(
         (left_MJ * signs_J).cpu().float(),
         (right_JN * signs_J[:, None]).cpu().float(),
     )
+
+
+def decompose_stack(w_LMN: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of many matrices of one shape: (L, M, K), (L, K), (L, K, N), in fp32, where they are.
+
+    From eigenvectors of the smaller of W^T W and W W^T in fp64, many times as fast on a GPU as one
+    decomposition after another. That squares the condition: directions are as exact as above for
+    components that are not below 1e-6 of the largest, and no others should be trained.
+    """
+    w_LMN = w_LMN.double()
+    tall = w_LMN.shape[1] >= w_LMN.shape[2]
+    x_LXK = w_LMN if tall else w_LMN.transpose(1, 2)
+    squares_LK, inner_LKK = _eigh(x_LXK.transpose(1, 2) @ x_LXK)
+    values_LK = squares_LK.flip(1).clamp(min=0).sqrt()
+    inner_LKK = inner_LKK.flip(2)
+    outer_LXK = x_LXK @ inner_LKK / values_LK.clamp(min=1e-30)[:, None]
+    left_LMK, right_LNK = (outer_LXK, inner_LKK) if tall else (inner_LKK, outer_LXK)
+    largest_L1K = left_LMK.abs().argmax(1, keepdim=True)
+    signs_L1K = torch.where(left_LMK.gather(1, largest_L1K) < 0, -1.0, 1.0).to(w_LMN)
+    right_LKN = (right_LNK * signs_L1K).transpose(1, 2).contiguous()
+    return (left_LMK * signs_L1K).float(), values_LK.float(), right_LKN.float()
+
+
+def _eigh(gram_LKK: Tensor) -> tuple[Tensor, Tensor]:
+    try:
+        squares_LK, inner_LKK = torch.linalg.eigh(gram_LKK)
+        if bool(torch.isfinite(squares_LK).all()):
+            return squares_LK, inner_LKK
+    except RuntimeError:
+        if gram_LKK.device.type == "cpu":
+            raise
+    squares_LK, inner_LKK = torch.linalg.eigh(gram_LKK.cpu())
+    return squares_LK.to(gram_LKK.device), inner_LKK.to(gram_LKK.device)
 
 
 def _svd(weight_MN: Tensor) -> tuple[Tensor, Tensor, Tensor]:

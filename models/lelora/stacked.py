@@ -1,11 +1,13 @@
 """What many runs side by side train of their matrices, by method: whole weights, run by run.
 
-    P runs, L matrices of one shape, M outputs, N inputs, R rows (padded)
+    P runs, L matrices of one shape, M outputs, N inputs, R rows (padded), K rows of a product
 
 `models.lelora.population` adds each run's adapter to what a shared layer gives, so that no run has a
 base model of its own. Where the model is small, this here is faster, and the same for every method: a
-form makes each run's whole weights out of what the run trains, and gradients come back the same way.
-Matrices of one shape are one tensor. Everything is worked out in `dtype`; what trains is in fp32.
+form makes each run's whole weights out of what the run trains, and gradients come back the same way. In
+16 bits, a small update on top of a weight can be less than that weight's last bit; so a form also gives
+its update by itself (`factors`), for products of its own. Matrices of one shape are one tensor.
+Everything is worked out in `dtype`; what trains is in fp32.
 """
 
 from collections.abc import Sequence
@@ -28,6 +30,16 @@ class Rows:
     trains_b: bool = True
 
 
+@dataclass(frozen=True)
+class Factors:
+    """Runs' layers beside weights that all share: (1 + stretch) (W x + left right x)."""
+
+    left_PLMK: Tensor
+    right_PLKN: Tensor
+    stretch_PLM: Tensor | None = None
+    """Without the 1, which would take all but the first of a small change's bits. None: 0."""
+
+
 class Form:
     """Some runs of one method. `parameters` are those that train, their first axes count runs."""
 
@@ -37,6 +49,10 @@ class Form:
 
     def weights(self, dtype: torch.dtype) -> list[Tensor]:
         """(P, L, M, N) of each group."""
+        raise NotImplementedError
+
+    def factors(self, dtype: torch.dtype) -> list[Factors]:
+        """Of each group, where not whole weights train."""
         raise NotImplementedError
 
     def masked(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -72,6 +88,17 @@ class Frozen(Form):
     def weights(self, dtype: torch.dtype) -> list[Tensor]:
         """The base for every run."""
         return [w.to(dtype).expand(self.runs, *w.shape) for w in self.base]
+
+    def factors(self, dtype: torch.dtype) -> list[Factors]:
+        """Nothing is added."""
+        runs = self.runs
+        return [
+            Factors(
+                w.new_zeros(runs, *w.shape[:2], 1, dtype=dtype),
+                w.new_zeros(runs, len(w), 1, w.shape[2], dtype=dtype),
+            )
+            for w in self.base
+        ]
 
 
 class Products(Form):
@@ -109,6 +136,10 @@ class Products(Form):
         """Base and update."""
         return [added(w, *self.products(n, dtype), dtype) for n, w in enumerate(self.base)]
 
+    def factors(self, dtype: torch.dtype) -> list[Factors]:
+        """The update."""
+        return [Factors(*self.products(n, dtype)) for n in range(self.groups)]
+
     def masked(self, gradients: list[Tensor]) -> list[Tensor]:
         """Gradients before clipping, without those of what does not train."""
         if self.trains_b_P is None:
@@ -135,6 +166,17 @@ class Magnitudes(Products):
             found.append(whole * factor[..., None].to(dtype))
         return found
 
+    def factors(self, dtype: torch.dtype) -> list[Factors]:
+        """The update, and lengths over those of W + B A."""
+        found = []
+        for n, w in enumerate(self.base):
+            left, right = self.products(n, torch.float32)
+            with torch.no_grad():
+                length = lengths(w.float(), left, right)
+            stretch = (self.parameters[2 * self.groups + n] - length) / length
+            found.append(Factors(left.to(dtype), right.to(dtype), stretch.to(dtype)))
+        return found
+
 
 class Cores(Form):
     """W + U R V with fixed outer factors, the same for all runs; R begins at zero (LoRA-XS)."""
@@ -149,8 +191,15 @@ class Cores(Form):
     def weights(self, dtype: torch.dtype) -> list[Tensor]:
         """Base and update."""
         return [
-            added(w, u.to(dtype) @ core.to(dtype), v.to(dtype).expand(self.runs, *v.shape), dtype)
-            for w, u, core, v in zip(self.base, self.left, self.parameters, self.right, strict=True)
+            added(w, of.left_PLMK, of.right_PLKN, dtype)
+            for w, of in zip(self.base, self.factors(dtype), strict=True)
+        ]
+
+    def factors(self, dtype: torch.dtype) -> list[Factors]:
+        """The update."""
+        return [
+            Factors(u.to(dtype) @ core.to(dtype), v.to(dtype).expand(self.runs, *v.shape))
+            for u, core, v in zip(self.left, self.parameters, self.right, strict=True)
         ]
 
 
@@ -161,3 +210,37 @@ def added(w_LMN: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Ten
     base = w_LMN.to(dtype).expand(P, L, M, N).reshape(P * L, M, N)
     found = torch.baddbmm(base, left.reshape(P * L, M, K), right.reshape(P * L, K, N))
     return found.view(P, L, M, N)
+
+
+def lengths(w_LMN: Tensor, left_PLMK: Tensor, right_PLKN: Tensor) -> Tensor:
+    """Of the rows of W + left right, (P, L, M), without making these."""
+    across_PLMK = w_LMN @ right_PLKN.transpose(-1, -2)
+    gram_PLKK = right_PLKN @ right_PLKN.transpose(-1, -2)
+    both = left_PLMK * (2 * across_PLMK + left_PLMK @ gram_PLKK)
+    return (w_LMN.square().sum(-1) + both.sum(-1)).clamp(min=0).sqrt()
+
+
+def beside(factors: Sequence[list[Factors]]) -> list[Factors]:
+    """Those of all forms as one for each group, with as many rows as the widest has, in eights.
+
+    Products of 16 bits are slow where rows do not begin at multiples of 16 bytes.
+    """
+    found = []
+    for of in zip(*factors, strict=True):
+        widest = -(-max(f.left_PLMK.shape[-1] for f in of) // 8) * 8
+        left, right = [], []
+        for f in of:
+            more = widest - f.left_PLMK.shape[-1]
+            left.append(torch.nn.functional.pad(f.left_PLMK, (0, more)))
+            right.append(torch.nn.functional.pad(f.right_PLKN, (0, 0, 0, more)))
+        stretch = None
+        if any(f.stretch_PLM is not None for f in of):
+            each = [
+                f.left_PLMK.new_zeros(f.left_PLMK.shape[:-1])
+                if f.stretch_PLM is None
+                else f.stretch_PLM
+                for f in of
+            ]
+            stretch = torch.cat(each)
+        found.append(Factors(torch.cat(left), torch.cat(right), stretch))
+    return found

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from configs.values import at_least
@@ -21,13 +20,14 @@ from models.stored_weights import Stored, locate, storage_rules
 from recipes.abilities import Steering, Training
 from recipes.lelora.adapted import Adapted, constant
 from recipes.lelora.config import LeloraConfig
-from recipes.lelora.head import begin_as_probe, last_linear, probe_rows, shared_out
+from recipes.lelora.confusion import confusion, shares
+from recipes.lelora.head import begin_on, first_values, probe_rows
 from recipes.lelora.labelled import Labelled, LabelledConfig, read_labelled
 from recipes.lelora.meta import Part
 from recipes.lelora.population import School
-from recipes.lelora.shards import gathered
-from recipes.lelora.texts import FIRST_ID, Texts, encoded
-from recipes.task import Batch, DataError, Samples
+from recipes.lelora.schooling import copies, in_turn
+from recipes.lelora.texts import FIRST_ID, Texts, encoded, padded, tokenizer_of
+from recipes.task import Batch, Samples
 
 
 @dataclass(kw_only=True)
@@ -72,18 +72,7 @@ class LeloraClassifyTask:
     @cached_property
     def tokenizer(self) -> Any:
         """Of transformers; None: bytes."""
-        if self.data_config.tokenizer is None:
-            return None
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(self.data_config.tokenizer)
-        except (OSError, ValueError) as error:
-            raise DataError(
-                f"data.tokenizer={self.data_config.tokenizer} cannot be loaded "
-                f"({str(error).splitlines()[0]}): set data.tokenizer to a folder with a tokenizer, or "
-                "to null for bytes"
-            ) from error
+        return tokenizer_of(self.data_config.tokenizer)
 
     @cached_property
     def parts(self) -> tuple[Labelled, Labelled]:
@@ -156,17 +145,10 @@ class LeloraClassifyTask:
         for head in head_names(model):
             for name, parameter in _parameters(model, head):
                 if f"{head}.{name}" not in found:
-                    found[f"{head}.{name}"] = constant(self._new(f"{head}.{name}", parameter))
+                    found[f"{head}.{name}"] = constant(
+                        first_values(f"{head}.{name}", parameter, self.seed)
+                    )
         return found
-
-    def _new(self, name: str, parameter: Tensor) -> Tensor:
-        """First values of a parameter of the head: normal for matrices, else zeros."""
-        if parameter.ndim < 2:
-            return torch.zeros(parameter.shape)
-        generator = torch.Generator().manual_seed(self.seed)
-        for letter in name.encode():
-            generator.manual_seed((generator.initial_seed() * 257 + letter) % 2**62)
-        return torch.randn(parameter.shape, generator=generator) * 0.02
 
     def train_samples(self) -> Samples:
         """Training texts, without those that judge decisions."""
@@ -179,19 +161,7 @@ class LeloraClassifyTask:
     def collate(self, samples: Sequence[tuple[list[int], int]]) -> dict[str, Any]:
         """Padded on the right to the longest."""
         padding = 0 if self.tokenizer is None else (self.tokenizer.pad_token_id or 0)
-        length = max(len(tokens) for tokens, _ in samples)
-        tokens_BS = torch.full((len(samples), length), padding)
-        mask_BS = torch.zeros(len(samples), length, dtype=torch.int64)
-        for row, (tokens, _) in enumerate(samples):
-            tokens_BS[row, : len(tokens)] = torch.tensor(tokens)
-            mask_BS[row, : len(tokens)] = 1
-        return {
-            "tokens_BS": tokens_BS,
-            "mask_BS": mask_BS,
-            "labels_B": torch.tensor([label for _, label in samples]),
-            "count": len(samples),
-            "tokens": sum(len(tokens) for tokens, _ in samples),
-        }
+        return padded(samples, padding)
 
     def count(self, batch: Batch) -> int:
         """Texts."""
@@ -211,25 +181,15 @@ class LeloraClassifyTask:
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor | float]:
         """Summed loss, and how often each label was given for each."""
         logits_BL, labels_B = self._logits(model, batch), batch["labels_B"]
-        L = logits_BL.shape[1]
-        pairs_B = labels_B * L + logits_BL.argmax(1)
         return {
             "nats": nn.functional.cross_entropy(logits_BL, labels_B, reduction="sum"),
-            "confusion_LL": torch.bincount(pairs_B, minlength=L * L).view(L, L),
+            "confusion_LL": confusion(logits_BL, labels_B),
         }
 
     def summarize(self, sums: Mapping[str, Any]) -> dict[str, float]:
         """Loss of a text, accuracy, and the mean of the labels' F1."""
         confusion_LL = sums["confusion_LL"]
-        hits_L = confusion_LL.diagonal()
-        both_L = confusion_LL.sum(0) + confusion_LL.sum(1)
-        f1_L = 2 * hits_L / both_L.clamp(min=1)
-        total = max(float(confusion_LL.sum()), 1.0)
-        return {
-            "loss": sums["nats"] / total,
-            "accuracy": float(hits_L.sum()) / total,
-            "macro_f1": float(f1_L[both_L > 0].mean()) if (both_L > 0).any() else 0.0,
-        }
+        return {"loss": sums["nats"] / max(float(confusion_LL.sum()), 1.0), **shares(confusion_LL)}
 
     def steering(self, training: Training) -> Steering | None:
         """See `recipes.abilities.Steers`."""
@@ -251,46 +211,32 @@ class LeloraClassifyTask:
         """A new classifier begins as a linear probe; that of a checkpoint has it behind it."""
         if training.resumed or not self.config.probe or self._head_is_stored:
             return
-        model, train = training.model, self.train_samples()
-        layer = last_linear(model, head_names(model))
-        if layer is None:
-            return
-        rows = probe_rows(len(train), self.config.probe, self.seed)
-        size = training.micro_batch_size
-        asked = shared_out(rows, size, training.rank, training.ranks)
-        batches = [(self.collate([train[n] for n in one.numbers]), one.counted) for one in asked]
-        begin_as_probe(
-            model, layer, batches, lambda batch: self._logits(model, batch), training.device
-        )
+        samples = self.train_samples()
+        begin_on(
+            training, head_names(training.model), probe_rows(len(samples), self.config.probe, self.seed),
+            lambda rows: self.collate([samples[n] for n in rows]), self._logits,
+        )  # fmt: skip
 
     def _school(self, training: Training, meta: Part) -> School:
         """What a population learns on: batches of the run's size, in the samples' order."""
-        size, train = training.micro_batch_size * training.ranks, self.train_samples()
         number = min(len(meta), self.adapted.config.meta_samples)
         base = self._base_model()
         whole = self.adapted.whole_base(self, base, lambda stored: self._locate_base(base, stored))
-        kept = {name: tensor.clone() for name, tensor in whole.state_dict().items()}
-        for head in head_names(base):
-            kept |= {f"{head}.{n}": gathered(p).cpu() for n, p in _parameters(training.model, head)}
-
-        def fresh() -> nn.Module:
-            model = build_encoder(self.hf_config, self.model_config.pooling).to_empty(
-                device=training.device
-            )
-            model.load_state_dict(kept)
-            for name, buffer in whole.named_buffers():
-                model.get_buffer(name).copy_(buffer)
-            return model.eval()
+        heads = {f"{h}.{n}": p for h in head_names(base) for n, p in _parameters(training.model, h)}
 
         def each(model: nn.Module, batch: Batch) -> Tensor:
             logits_BL = self._logits(model, batch)
             return nn.functional.cross_entropy(logits_BL, batch["labels_B"], reduction="none")
 
-        def batch_of(number: int) -> Batch:
-            return self.collate([train[(number * size + n) % len(train)] for n in range(size)])
-
         return School(
-            base=fresh, heads=head_names(base), each=each, batch=batch_of,
+            base=copies(
+                whole, heads, lambda: build_encoder(self.hf_config, self.model_config.pooling),
+                training.device,
+            ),
+            heads=head_names(base), each=each,
+            batch=in_turn(
+                self.train_samples(), training.micro_batch_size * training.ranks, self.collate
+            ),
             meta=[self.collate([meta[n] for n in range(number)])], device=training.device,
             head_lr=self.config.head_lr,
         )  # fmt: skip

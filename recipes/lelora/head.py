@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from collectives.host import broadcast, gather_objects
 from models.linear_probe import fit_probe
+from recipes.abilities import Training
 from recipes.lelora.credit import evaluating
 from recipes.lelora.shards import put
 from recipes.task import Batch
@@ -53,6 +54,34 @@ def last_linear(model: nn.Module, heads: Sequence[str]) -> nn.Linear | None:
         if isinstance(layer, nn.Linear)
     ]
     return found[-1] if found else None
+
+
+def first_values(name: str, parameter: Tensor, seed: int) -> Tensor:
+    """Of a new head's parameter, before there is a probe: normal for matrices, else zeros."""
+    if parameter.ndim < 2:
+        return torch.zeros(parameter.shape)
+    generator = torch.Generator().manual_seed(seed)
+    for letter in name.encode():
+        generator.manual_seed((generator.initial_seed() * 257 + letter) % 2**62)
+    return torch.randn(parameter.shape, generator=generator) * 0.02
+
+
+def begin_on(
+    training: Training,
+    heads: Sequence[str],
+    rows: Sequence[int],
+    collate: Callable[[Sequence[int]], Batch],
+    logits: Callable[[nn.Module, Batch], object],
+) -> None:
+    """Have the heads' last layer begin as a probe of the samples `rows`. Collective."""
+    layer = last_linear(training.model, heads)
+    if layer is None:
+        return
+    asked = shared_out(rows, training.micro_batch_size, training.rank, training.ranks)
+    batches = [(collate(one.numbers), one.counted) for one in asked]
+    begin_as_probe(
+        training.model, layer, batches, lambda batch: logits(training.model, batch), training.device
+    )
 
 
 @torch.no_grad()

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from benchmarks.lelora import __main__ as program
+from benchmarks.lelora.classification import TUNING, Classifications
 from benchmarks.lelora.data import read
 from benchmarks.lelora.page import PAGE, committed, filled, tables
 from benchmarks.lelora.policy import School
-from benchmarks.lelora.study import Study, rates
+from benchmarks.lelora.study import Study
 from benchmarks.lelora.training import Plan
 from benchmarks.lelora.verdict import against, sentence, values, within, word
 from tests.benchmarks.lelora.tiny import write
@@ -36,7 +37,7 @@ def test_a_study_measures_every_method_and_is_resumed(tmp_path, monkeypatch, cap
     for row in found["rows"]:
         assert [run["seed"] for run in row["runs"]] == [0, 1]
         tried = found["summary"]["tasks"]["wordnet"]["tuning"][row["method"]]
-        assert len(tried) >= len(rates("lora"))
+        assert len(tried) >= len(TUNING.rates("lora"))
         assert row["runs"][0]["lr"] in map(float, tried)
         assert {run["collapsed"] for run in row["runs"]} <= {True, False}
     assert set(found["summary"]["tasks"]["wordnet"]["start"]) == {"validation", "test"}
@@ -106,8 +107,11 @@ def test_steps_and_decompositions_are_tabled():
 def test_a_rate_near_one_at_which_runs_collapse_is_not_chosen(tmp_path):
     """Unless there is none that is safe."""
     write(tmp_path / "data")
-    study = Study(read(tmp_path / "data"), tmp_path, Plan(2, 4), School(), rank=2, seeds=2,
-                  device=torch.device("cpu"), dtype=torch.float32, heads=2)  # fmt: skip
+    subjects = Classifications(
+        read(tmp_path / "data"), rank=2, steps=2, device=torch.device("cpu"), heads=2
+    )
+    study = Study(subjects, tmp_path, Plan(2, 4), School(), TUNING, rank=2, seeds=2,
+                  dtype=torch.float32)  # fmt: skip
     loss, accuracy = study.start("wordnet")["validation"]
     assert study.collapsed("wordnet", "validation", float("nan"), accuracy / 2)
     assert not study.collapsed("wordnet", "validation", loss + 1, accuracy)

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
+from benchmarks.lelora.classification import input_directions, probe_of
+from benchmarks.lelora.classifying import Classifiers
 from benchmarks.lelora.data import Data, Part
-from benchmarks.lelora.encoder import Base
-from benchmarks.lelora.ground import Ground, in_order, input_directions, probe_of, spectra_of
+from benchmarks.lelora.encoder import Encoder
+from benchmarks.lelora.ground import Ground, in_order, spectra_of
 from benchmarks.lelora.methods import core_rank, form_of, mica_rank, parameters, start
-from benchmarks.lelora.training import Plan, Run, Together
+from benchmarks.lelora.training import Plan, Run
 from models.lelora.allocated import Allocated, Falling
 from models.lelora.stacked import Magnitudes, Products, Rows
 from recipes.lelora.brain import Setting
@@ -73,13 +75,13 @@ def ground_of(theirs, device="cpu"):
         for n, t in whole.items()
         if n.startswith("bert.")
     }
-    base = Base.of({n: t for n, t in named.items() if t.is_floating_point()}, heads=2)
+    base = Encoder.of({n: t for n, t in named.items() if t.is_floating_point()}, heads=2)
     part = part_of(samples)
     shown = Part(*(x.to(device) for x in vars(part).values()))
     inputs = input_directions(base, shown, 8 * BATCH)
     probe = probe_of(base, shown, 3, PROBE)
-    ground = Ground(base, spectra_of(base), inputs, RANK, STEPS, probe)
-    return ground, Data(part, part, part, 3)
+    ground = Ground(base, spectra_of(base), lambda: inputs, RANK, STEPS)
+    return ground, Data(part, part, part, 3), probe
 
 
 def grouped(ground, first, suffix):
@@ -106,14 +108,14 @@ def begun(ground, method, first):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_is_that_of_the_recipe(theirs, method):
-    ground, data = ground_of(theirs)
+    ground, data, probe = ground_of(theirs)
     first, whole, logits, samples = theirs[method]
     steps = torch.arange(STEPS * BATCH).view(STEPS, 1, BATCH) % len(samples)
     forms = [begun(ground, method, first)]
-    together = Together(ground.base, data, Plan(STEPS, BATCH, head_lr=HEAD_LR), forms, [Run(0, LR)],
-                        torch.float32, ground.probe, rows_SPB=steps)  # fmt: skip
+    together = Classifiers(ground.base, data, Plan(STEPS, BATCH, head_lr=HEAD_LR), forms, [Run(0, LR)],
+                        torch.float32, probe, rows_SPB=steps)  # fmt: skip
     together.share_S.fill_(1.0)
-    for ours, name in zip(ground.probe, ("weight", "bias"), strict=True):
+    for ours, name in zip(probe, ("weight", "bias"), strict=True):
         found = torch.tensor(whole[f"classifier.{name}"])
         torch.testing.assert_close(ours, found, atol=1e-3, rtol=1e-3)
     before = together.logits(
@@ -130,7 +132,7 @@ def test_a_run_is_that_of_the_recipe(theirs, method):
 
 def test_all_methods_train_as_much(theirs):
     """But DoRA's lengths, and what is rounded down."""
-    ground, _ = ground_of(theirs)
+    ground, _, _ = ground_of(theirs)
     budget = parameters(ground, "lora")
     assert (mica_rank(ground), core_rank(ground)) == (RANKS["mica"], RANKS["loraxs"])
     for method in ("rslora", "pissa", "milora", "eva", "frozen", "adalora"):
@@ -142,7 +144,7 @@ def test_all_methods_train_as_much(theirs):
 
 def test_widths_and_scales_are_of_the_matrices_that_they_name(theirs):
     """The order of a setting is the model's; matrices are grouped by their shapes."""
-    ground, _ = ground_of(theirs)
+    ground, _, _ = ground_of(theirs)
     names = in_order(ground)
     widths = tuple(n % 4 for n in range(len(names)))
     scales = tuple(0.5 + n for n in range(len(names)))
@@ -156,7 +158,7 @@ def test_widths_and_scales_are_of_the_matrices_that_they_name(theirs):
 
 
 def test_methods_beside_each_other_are_what_they_are_alone(theirs):
-    ground, data = ground_of(theirs)
+    ground, data, probe = ground_of(theirs)
     setting = Setting(tuple(n % 3 for n in range(12)), (-1,) * 12, (1.25,) * 12)
     asked = [
         ("lora", None),
@@ -169,8 +171,8 @@ def test_methods_beside_each_other_are_what_they_are_alone(theirs):
     def trained(chosen):
         forms = [form_of(ground, method, [3, 4], [of, of]) for method, of in chosen]
         runs = [Run(3, 1e-2), Run(4, 2e-2)] * len(chosen)
-        together = Together(
-            ground.base, data, Plan(STEPS, BATCH), forms, runs, torch.float32, ground.probe
+        together = Classifiers(
+            ground.base, data, Plan(STEPS, BATCH), forms, runs, torch.float32, probe
         )
         together.train()
         return together.score(data.test.first(20)).loss_P
@@ -184,17 +186,15 @@ def test_methods_beside_each_other_are_what_they_are_alone(theirs):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_recorded_step_in_16_bits_is_the_step(theirs):
-    _, data = ground_of(theirs)
-    ground, _ = ground_of(theirs, "cuda")
+    _, data, probe = ground_of(theirs)
+    ground, _, probe = ground_of(theirs, "cuda")
     data = Data(*(Part(*(x.cuda() for x in vars(of).values())) for of in
                   (data.train, data.validation, data.test)), data.labels)  # fmt: skip
 
     def trained(method, recorded, dtype):
         form = form_of(ground, method, [0, 1], [None, None])
         runs = [Run(0, 1e-2), Run(1, 1e-2)]
-        together = Together(
-            ground.base, data, Plan(STEPS, BATCH), [form], runs, dtype, ground.probe
-        )
+        together = Classifiers(ground.base, data, Plan(STEPS, BATCH), [form], runs, dtype, probe)
         if recorded:
             together.train()
         else:

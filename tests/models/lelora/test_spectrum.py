@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.lelora import spectrum
-from models.lelora.spectrum import decompose
+from models.lelora.spectrum import decompose, decompose_stack
 from models.lelora.windows import STARTS, WINDOWS, needed, order, regions, window
 
 
@@ -89,3 +89,17 @@ def test_places_of_windows():
     assert window(len(STARTS) - 1, 4, 100) == [96, 97, 98, 99]
     assert order("minor", 3, 10, "") == [9, 8, 7]
     assert order("even", 4, 16, "") == [2, 10, 6, 14]
+
+
+@pytest.mark.parametrize("shape", [(5, 12, 7), (3, 7, 12), (2, 8, 8)])
+def test_a_stack_is_decomposed_as_its_matrices_are(shape):
+    w_LMN = torch.randn(shape) * torch.logspace(0, -3, shape[2])
+    left_LMK, values_LK, right_LKN = decompose_stack(w_LMN)
+    torch.testing.assert_close(
+        left_LMK * values_LK[:, None] @ right_LKN, w_LMN, atol=1e-5, rtol=1e-5
+    )
+    for at, w_MN in enumerate(w_LMN):
+        atoms = decompose(w_MN, range(min(w_MN.shape)), torch.float64)
+        torch.testing.assert_close(values_LK[at], atoms.values_K, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(left_LMK[at], atoms.left_MJ, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(right_LKN[at], atoms.right_JN, atol=1e-4, rtol=1e-4)
