@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from benchmarks.trip.training import Plan, Trained
 from recipes.ctr.metrics import Floats
 from recipes.trip import TripTask
 from trainer.config import Config
+
+LATER = ("behaviours", "verdict")
+"""Of the model's configuration: left out while at their defaults, so that older cells are found."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,12 @@ def key(task: TripTask, config: Config, plan: Plan, lr: float, seed: int) -> str
     data = {n: v for n, v in asdict(config.data).items() if n not in ("cache_dir", "folder")}
     prints = [clicks.fingerprint() for clicks in (task.train_samples(), task.evaluated)]
     optim = {**asdict(config.optim), "lr": lr}
-    return json.dumps(
-        [asdict(config.model), data, optim, asdict(plan), seed, prints], sort_keys=True
-    )
+    model = {
+        f.name: value
+        for f in fields(config.model)
+        if (value := getattr(config.model, f.name)) != f.default or f.name not in LATER
+    }
+    return json.dumps([model, data, optim, asdict(plan), seed, prints], sort_keys=True)
 
 
 def path(folder: Path, model: str, key: str) -> Path:

@@ -58,7 +58,9 @@ class Trip(nn.Module):
         D = config.hidden_size
         self.config = config
         self.items_VD = nn.Parameter(torch.empty(num_items, D))
-        self.behaviours_AD = nn.Parameter(torch.empty(num_behaviours + 1, D))
+        self.behaviours_AD = (
+            nn.Parameter(torch.empty(num_behaviours + 1, D)) if config.behaviours else None
+        )
         self.rank = rank_encoding(config)
         self.time = time_encoding(config)
         self.layers = nn.ModuleList(token_layer(config) for _ in range(config.token_layers))
@@ -90,9 +92,9 @@ class Trip(nn.Module):
         if isinstance(self.time, CoarseTimeEncoding):
             # by a call, as FSDP2 may have sharded what is read past it
             target_BD = target_BD + self.time(torch.zeros_like(targets_B))
-        plain_BND = self._items(items_BN) + nn.functional.embedding(
-            behaviours_BN, self.behaviours_AD
-        )
+        plain_BND = self._items(items_BN)
+        if self.behaviours_AD is not None:
+            plain_BND = plain_BND + nn.functional.embedding(behaviours_BN, self.behaviours_AD)
         placed_BND = self._placed(plain_BND, buckets_BN, target_BD)
         hidden_BND = None
         if masked_BM is not None:
@@ -202,9 +204,9 @@ def init_weights(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, Trip):
         nn.init.normal_(module.items_VD, std=EMBEDDING_STD)
-        nn.init.normal_(module.behaviours_AD, std=EMBEDDING_STD)
         with torch.no_grad():
             module.items_VD[: UNSEEN + 1] = 0
-            module.behaviours_AD[0] = 0
+            if module.behaviours_AD is not None:
+                nn.init.normal_(module.behaviours_AD, std=EMBEDDING_STD)[0] = 0
     else:
         module.reset_parameters()  # type: ignore[operator]

@@ -136,6 +136,7 @@ BASELINES = [
     {"pooling": "last", **STATES},
     {"pooling": "appended", "layer": "hstu", "relative": "hstu", **STATES},
     {"pooling": "flat", "layer": "bst", "time": "tin", **STATES},
+    {"pooling": "din", "verdict": "plain", "behaviours": False},
     {"keys": ["items"], "summaries": 0},
     {"keys": ["items", "tokens", "summaries"]},
     {"keys": ["summaries"], "reconstruction": 0.0},
