@@ -10,11 +10,12 @@ from its step alone (`wandb_step`), so the number that a run has come to says wh
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.watch.config import WandbConfig
+from trainer.watch.page import panel_page
 
 Row = Mapping[str, Any]
 KINDS = ("train", "eval")
@@ -36,6 +37,8 @@ class Tracker:
         self.config, self.run_dir, self._say = config, run_dir, say
         self.id = run_id or uuid.uuid4().hex[:8]
         self.mode = mode(config)
+        self.panels: Sequence[Any] = ()
+        """What the task adds to the report: beside each evaluation from now on."""
         self._run: Any = None
         self._has = 0
 
@@ -90,8 +93,14 @@ class Tracker:
         """Add a row about a step, unless the run has it."""
         if self._run is None or row["kind"] not in KINDS:
             return
-        if wandb_step(row) >= self._has:
-            self._run.log(named(row), step=wandb_step(row))
+        if wandb_step(row) < self._has:
+            return
+        figures = named(row)
+        if self.panels and row["kind"] == "eval":
+            import wandb
+
+            figures["eval/panels"] = wandb.Html(panel_page(self.panels), inject=False)
+        self._run.log(figures, step=wandb_step(row))
 
     def close(self, code: int) -> None:
         """Finish the run."""

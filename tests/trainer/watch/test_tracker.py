@@ -32,6 +32,7 @@ class Server:
         module.Error = type("Error", (Exception,), {})
         module.Settings = lambda **settings: SimpleNamespace(**settings)
         module.init, module.teardown = self.init, self.teardown
+        module.Html = lambda text, inject: text
         self.module = module
         monkeypatch.setitem(sys.modules, "wandb", module)
 
@@ -102,6 +103,22 @@ def test_online_rows_that_a_kill_kept_from_the_server_are_sent_after_the_resume(
     assert list(server.rows["id"]) == [10, 20, 21, 30]
 
 
+def test_panels_of_the_task_stand_beside_each_evaluation(monkeypatch, tmp_path):
+    server = Server(monkeypatch)
+    record = Record(LoggingConfig(wandb=WandbConfig(mode="offline")), tmp_path, print, None)
+    record.open({}, 0)
+    panel = {"title": "Groups <1>", "kind": "heatmap", "rows": ["r"], "columns": ["new", "old"],
+             "values": [[1.5, None]]}  # fmt: skip
+    record.panels(lambda: [panel])
+    for row in (train(5), evaluated(5)):
+        record.write(row)
+    record.close(0)
+    assert "eval/panels" not in server.offline[10]
+    shown = server.offline[11]["eval/panels"]
+    assert "Groups &lt;1&gt;" in shown
+    assert "r, new: 1.5" in shown
+
+
 def test_online_without_an_answer_goes_offline_and_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "k")
     server = Server(monkeypatch)
@@ -147,6 +164,7 @@ def test_offline_a_resumed_run_is_one_run_with_each_row_once(monkeypatch, tmp_pa
     ):
         one = Tracker(offline, tmp_path, "one", print)
         one.open(plain, step, kept)
+        one.panels = [{"title": "Some words", "kind": "text", "text": "hello"}]
         for row in rows:
             one.log(row)
         one.close(0)
@@ -154,6 +172,8 @@ def test_offline_a_resumed_run_is_one_run_with_each_row_once(monkeypatch, tmp_pa
     [old] = (tmp_path / "wandb" / "superseded").glob("offline-run-*/run-one.wandb")
     assert history(current) == [(10, "5"), (11, "5"), (20, "10")]
     assert history(old) == [(10, "5"), (11, "5"), (20, "10")]
+    [shown] = old.parent.rglob("*.html")
+    assert "hello" in shown.read_text()
     for file in (f for f in tmp_path.rglob("*") if f.is_file()):
         assert b"hunter2hunter2" not in file.read_bytes(), file
         assert b"abcdefabcdef" not in file.read_bytes(), file
