@@ -32,6 +32,8 @@ from recipes.task import Batch
 
 INPUTS = ("items_BN", "behaviours_BN", "ages_BN", "buckets_BN", "groups_BN", "targets_B")
 """What the model reads of a batch, in its order."""
+FEATURES = ("features_BNF", "target_features_BF")
+"""And what it reads of items' features."""
 EDGE_SAMPLES = 5000
 """So many training histories, evenly spread, decide where temporal groups begin."""
 
@@ -110,6 +112,7 @@ class TripTask:
                 self.parts.num_items,
                 len(self.table.behaviour_names),
                 self.grouping.count,
+                int(self.table.features_IF.max(initial=0)),
             )
 
     def init_weights(self, module: nn.Module) -> None:
@@ -191,7 +194,8 @@ class TripTask:
         candidates: Candidates | None = None,
     ) -> tuple[Output, Tensor]:
         """What the model gives, and each history's reconstruction loss."""
-        out: Output = model(*(batch[name] for name in INPUTS), masked_BM, candidates)
+        features = (batch.get(name) for name in FEATURES)
+        out: Output = model(*(batch[name] for name in INPUTS), masked_BM, candidates, *features)
         return out, torch.zeros_like(out.logits_B) if out.nats_B is None else out.nats_B
 
     def _masked(self, batch: Batch, priority_BN: Tensor) -> Tensor | None:
@@ -277,7 +281,12 @@ class TripTask:
             for name, number in zip(self.table.item_names, self.parts.vocabulary_I, strict=True)
         }
         behaviours = {str(name): n + 1 for n, name in enumerate(self.table.behaviour_names)}
-        write_folder(out, model, read, self.model_config, vocabulary, behaviours, self.grouping)
+        features = {}
+        if self.table.features_IF.size:
+            features = dict(zip(vocabulary, self.table.features_IF.tolist(), strict=True))
+        write_folder(
+            out, model, read, self.model_config, vocabulary, behaviours, self.grouping, features
+        )
         return f"{len(vocabulary):,} items"
 
     def flops(self, batch: Batch) -> float:

@@ -133,9 +133,13 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def items_only(task: TripTask) -> TripTask:
-    """The same, with no kinds of interaction."""
+    """The same, with no kinds of interaction and no features of items."""
     parts = task.parts  # from the whole table
-    task.table = replace(task.table, behaviours_E=np.zeros_like(task.table.behaviours_E))
+    task.table = replace(
+        task.table,
+        behaviours_E=np.zeros_like(task.table.behaviours_E),
+        features_IF=task.table.features_IF[:, :0],
+    )
     task.parts = parts
     return task
 
@@ -236,7 +240,7 @@ def written(task: TripTask, folder: Path, post: bool) -> Path:
 def columns(task: TripTask, part: Targets, post: bool) -> dict[str, NDArray[Any]]:
     """Item (T), history (T, N) and label (T) of a part; 0 is padding on both sides."""
     clicks = task.clicks(part)
-    history_TN, _, _ = clicks.padded(np.arange(len(clicks)))
+    history_TN, *_ = clicks.padded(np.arange(len(clicks)))
     if post:
         there = history_TN > 0
         history_TN = np.take_along_axis(history_TN, np.argsort(~there, axis=1, kind="stable"), 1)

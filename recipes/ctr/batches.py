@@ -1,6 +1,6 @@
 """From samples to what the model reads: histories as whole numbers, padded on the left.
 
-B histories, N items of a history
+B histories, N items of a history, F features of an item
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,17 @@ class View:
         """A batch of samples."""
         B, N = len(samples), self.max_history
         items_BN, behaviours_BN, ages_BN = (np.zeros((B, N), np.int64) for _ in range(3))
+        features_BNF = np.zeros((B, N, len(samples[0].target_features_F)), np.int64)
         for b, sample in enumerate(samples):
             begin = N - len(sample.items_n)
             items_BN[b, begin:] = sample.items_n
             behaviours_BN[b, begin:] = sample.behaviours_n
             ages_BN[b, begin:] = sample.ages_n
+            features_BNF[b, begin:] = sample.features_nF
+        target_features = np.stack([sample.target_features_F for sample in samples])
         return {
-            **self._histories(items_BN, behaviours_BN, ages_BN),
+            **self._histories(items_BN, behaviours_BN, ages_BN, features_BNF),
+            "target_features_BF": torch.from_numpy(target_features),
             "targets_B": torch.tensor([sample.target for sample in samples]),
             "labels_B": torch.tensor([float(sample.label) for sample in samples]),
             "rows_B": torch.tensor([sample.row for sample in samples]),
@@ -47,18 +51,22 @@ class View:
         targets = clicks.targets.of(rows)
         return {
             **self._histories(*clicks.padded(rows)),
+            "target_features_BF": torch.from_numpy(clicks.table.features_IF[targets.items_T]),
             "targets_B": torch.from_numpy(clicks.vocabulary_I[targets.items_T]),
             "labels_B": torch.from_numpy(targets.labels_T).float(),
             "rows_B": torch.from_numpy(rows),
             "count": len(rows),
         }
 
-    def _histories(self, items_BN: Ints, behaviours_BN: Ints, ages_BN: Ints) -> dict[str, Tensor]:
+    def _histories(
+        self, items_BN: Ints, behaviours_BN: Ints, ages_BN: Ints, features_BNF: Ints
+    ) -> dict[str, Tensor]:
         arrays = {
             "items_BN": items_BN,
             "behaviours_BN": behaviours_BN,
             "ages_BN": ages_BN,
             "buckets_BN": bucket(ages_BN, self.time_edges),
             "groups_BN": self.grouping(ages_BN),
+            "features_BNF": features_BNF,
         }
         return {name: torch.from_numpy(array) for name, array in arrays.items()}

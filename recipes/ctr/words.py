@@ -14,8 +14,10 @@ from recipes.ctr.targets import Split
 
 def table_in_words(name: str, table: Interactions) -> str:
     """How much there is of a table."""
+    F = table.features_IF.shape[1]
+    features = f" with {F} features of {table.features_IF.max():,} values" if F else ""
     return (
-        f"{name}: {len(table.user_names):,} users, {len(table.item_names):,} items, "
+        f"{name}: {len(table.user_names):,} users, {len(table.item_names):,} items{features}, "
         f"{len(table.times_E):,} interactions"
     )
 
