@@ -13,7 +13,7 @@ starts and the order of samples; their loop lowers the rate where validation doe
 
 Ours is there as it is among the baselines, and as theirs is built: no product in the last layers, no
 vector for kinds of interaction, of which there is one. `--paired`: their DIN begins with the numbers of
-ours and sees its batches, so that rounding alone is left to chance. `--start` lets their item table start as
+ours and sees its batches, so that only rounding differs. `--start` lets their item table start as
 large as ours, `--wide` gives theirs the layers of their defaults, in rows of their own; `--resume` keeps
 the rows of the JSON.
 """
