@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from models.trip.config import TripConfig
 from models.trip.cost import training_flops
-from models.trip.history import PADDING, UNSEEN, Grouping, bucket, quantile_edges, time_edges
+from models.trip.history import PADDING, UNSEEN, Grouping, quantile_edges, time_edges
 from models.trip.model import Output, Trip, init_weights
 from models.trip.reconstruction import Candidates, Urn, choose_masked
 from models.trip.serve import Read, write_folder
-from recipes.ctr import figures
+from recipes.ctr import figures, words
+from recipes.ctr.batches import View
 from recipes.ctr.config import InteractionsConfig
 from recipes.ctr.panels import ClickPanels, looks
 from recipes.ctr.planted import plant
@@ -31,6 +32,8 @@ from recipes.task import Batch
 
 INPUTS = ("items_BN", "behaviours_BN", "ages_BN", "buckets_BN", "groups_BN", "targets_B")
 """What the model reads of a batch, in its order."""
+FEATURES = ("features_BNF", "target_features_BF")
+"""And what it reads of items' features."""
 EDGE_SAMPLES = 5000
 """So many training histories, evenly spread, decide where temporal groups begin."""
 
@@ -92,6 +95,11 @@ class TripTask:
         model = self.model_config
         return time_edges(model.time_unit, model.time_octaves, model.time_fine)
 
+    @cached_property
+    def view(self) -> View:
+        """What the model sees of a history."""
+        return View(self.model_config.max_history, self.grouping, self.time_edges)
+
     def check(self) -> None:
         """Read the table, split it, and draw what is no click."""
         self.build_model()
@@ -104,6 +112,7 @@ class TripTask:
                 self.parts.num_items,
                 len(self.table.behaviour_names),
                 self.grouping.count,
+                int(self.table.features_IF.max(initial=0)),
             )
 
     def init_weights(self, module: nn.Module) -> None:
@@ -146,42 +155,11 @@ class TripTask:
 
     def collate(self, samples: Sequence[Sample]) -> dict[str, Any]:
         """Histories padded on the left, as whole numbers."""
-        B, N = len(samples), self.model_config.max_history
-        items_BN, behaviours_BN, ages_BN = (np.zeros((B, N), np.int64) for _ in range(3))
-        for b, sample in enumerate(samples):
-            begin = N - len(sample.items_n)
-            items_BN[b, begin:] = sample.items_n
-            behaviours_BN[b, begin:] = sample.behaviours_n
-            ages_BN[b, begin:] = sample.ages_n
-        return {
-            **self._inputs(items_BN, behaviours_BN, ages_BN),
-            "targets_B": torch.tensor([sample.target for sample in samples]),
-            "labels_B": torch.tensor([float(sample.label) for sample in samples]),
-            "rows_B": torch.tensor([sample.row for sample in samples]),
-            "count": B,
-        }
-
-    def _inputs(self, items_BN: Ints, behaviours_BN: Ints, ages_BN: Ints) -> dict[str, Tensor]:
-        """What the model reads of histories."""
-        arrays = {
-            "items_BN": items_BN,
-            "behaviours_BN": behaviours_BN,
-            "ages_BN": ages_BN,
-            "buckets_BN": bucket(ages_BN, self.time_edges),
-            "groups_BN": self.grouping(ages_BN),
-        }
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return self.view.collate(samples)
 
     def at_once(self, clicks: Clicks, rows: Ints) -> dict[str, Any]:
         """What `collate` gives of these samples, made all together."""
-        targets = clicks.targets.of(rows)
-        return {
-            **self._inputs(*clicks.padded(rows)),
-            "targets_B": torch.from_numpy(clicks.vocabulary_I[targets.items_T]),
-            "labels_B": torch.from_numpy(targets.labels_T).float(),
-            "rows_B": torch.from_numpy(rows),
-            "count": len(rows),
-        }
+        return self.view.at_once(clicks, rows)
 
     def count(self, batch: Batch) -> int:
         """Targets."""
@@ -216,7 +194,8 @@ class TripTask:
         candidates: Candidates | None = None,
     ) -> tuple[Output, Tensor]:
         """What the model gives, and each history's reconstruction loss."""
-        out: Output = model(*(batch[name] for name in INPUTS), masked_BM, candidates)
+        features = (batch.get(name) for name in FEATURES)
+        out: Output = model(*(batch[name] for name in INPUTS), masked_BM, candidates, *features)
         return out, torch.zeros_like(out.logits_B) if out.nats_B is None else out.nats_B
 
     def _masked(self, batch: Batch, priority_BN: Tensor) -> Tensor | None:
@@ -302,7 +281,12 @@ class TripTask:
             for name, number in zip(self.table.item_names, self.parts.vocabulary_I, strict=True)
         }
         behaviours = {str(name): n + 1 for n, name in enumerate(self.table.behaviour_names)}
-        write_folder(out, model, read, self.model_config, vocabulary, behaviours, self.grouping)
+        features = {}
+        if self.table.features_IF.size:
+            features = dict(zip(vocabulary, self.table.features_IF.tolist(), strict=True))
+        write_folder(
+            out, model, read, self.model_config, vocabulary, behaviours, self.grouping, features
+        )
         return f"{len(vocabulary):,} items"
 
     def flops(self, batch: Batch) -> float:
@@ -311,40 +295,20 @@ class TripTask:
 
     def describe(self) -> dict[str, str]:
         """Model, table, and targets."""
-        config, table, parts = self.model_config, self.table, self.parts
-        sizes = [len(part) for part in (parts.train, parts.validation, parts.test)]
-        what = self.data_config.source if self.data_config.source != "files" else "tables"
+        config, source = self.model_config, self.data_config.source
         return {
             "model": f"trip, {config.token_layers}+{config.upper_layers if config.summaries else 0} "
             f"layers x {config.hidden_size}, mask {config.mask}, rank {config.rank}, "
-            f"time {config.time}, {parts.num_items:,} items",
-            "data": f"{what}: {len(table.user_names):,} users, {len(table.item_names):,} items, "
-            f"{len(table.times_E):,} interactions",
-            "targets": "{:,} train, {:,} validation, {:,} test; ".format(*sizes)
-            + f"{parts.train.labels_T.mean():.1%} clicks in training",
-            "groups": f"{self.grouping.count}: {', '.join(figures.group_names(self.grouping))}",
+            f"time {config.time}, {self.parts.num_items:,} items",
+            "data": words.table_in_words("tables" if source == "files" else source, self.table),
+            "targets": words.targets_in_words(self.parts),
+            "groups": words.groups_in_words(self.view),
         }
 
     def show(self, sample: Sample) -> Iterator[str]:
         """The target, then the history, newest first."""
-        groups_n = self.grouping(sample.ages_n)
-        buckets_n = bucket(sample.ages_n, self.time_edges)
-        yield f"item {sample.target}, {'click' if sample.label else 'no click'}"
-        rows = zip(
-            sample.items_n, sample.behaviours_n, sample.ages_n, groups_n, buckets_n, strict=True
-        )
-        for item, behaviour, age, number, at in reversed(list(rows)):
-            yield (
-                f"item {item}, behaviour {behaviour}, {figures.seconds(age)} before: group {number}, "
-                f"time bucket {at}"
-            )
+        return words.sample_in_words(sample, self.view)
 
     def survey(self) -> dict[str, str]:
         """What the header says, and how long histories are."""
-        lengths = self.train_samples().lengths()
-        quartiles = np.quantile(lengths, [0.25, 0.5, 0.75]).astype(int)
-        return {
-            **self.describe(),
-            "histories": "quartiles {}, {}, {} of at most ".format(*quartiles)
-            + f"{self.model_config.max_history}",
-        }
+        return {**self.describe(), "histories": words.histories_in_words(self.train_samples())}

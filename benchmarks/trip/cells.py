@@ -16,6 +16,9 @@ from recipes.ctr.metrics import Floats
 from recipes.trip import TripTask
 from trainer.config import Config
 
+LATER = ("behaviours", "verdict", "item_feature_keys")
+"""Fields that came later: left out while at their defaults, so that older cells are found."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -29,12 +32,22 @@ class Cell:
 
 def key(task: TripTask, config: Config, plan: Plan, lr: float, seed: int) -> str:
     """Everything that a training depends on but the code, the machine, and where files are."""
-    data = {n: v for n, v in asdict(config.data).items() if n not in ("cache_dir", "folder")}
+    data = {n: v for n, v in _fields(config.data).items() if n not in ("cache_dir", "folder")}
     prints = [clicks.fingerprint() for clicks in (task.train_samples(), task.evaluated)]
     optim = {**asdict(config.optim), "lr": lr}
     return json.dumps(
-        [asdict(config.model), data, optim, asdict(plan), seed, prints], sort_keys=True
+        [_fields(config.model), data, optim, asdict(plan), seed, prints], sort_keys=True
     )
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    """As plain data."""
+    old = asdict(type(config)())
+    return {
+        name: value
+        for name, value in asdict(config).items()
+        if name not in LATER or value != old[name]
+    }
 
 
 def path(folder: Path, model: str, key: str) -> Path:

@@ -9,9 +9,13 @@ Their models and their training loop, from their repository and package, read fi
 writes: the same targets, histories and split as ours. Both sides see items only (no stars, no times),
 with the same size of the item table, batches, epochs and rate, Adam without decay, and an evaluation
 after each epoch, of which the best in AUC on the validation part counts. What is left to each is how it
-starts, the order of samples and the layers behind the history; their loop lowers the rate where
-validation does not improve. `--start` lets their item table start as large as ours, `--wide` gives
-theirs the layers of their defaults, in rows of their own; `--resume` keeps the rows of the JSON.
+starts and the order of samples; their loop lowers the rate where validation does not improve.
+
+Ours is there as it is among the baselines, and as theirs is built: no product in the last layers, no
+vector for kinds of interaction, of which there is one. `--paired`: their DIN begins with the numbers of
+ours and sees its batches, so that only rounding differs. `--start` lets their item table start as
+large as ours, `--wide` gives theirs the layers of their defaults, in rows of their own; `--resume` keeps
+the rows of the JSON.
 """
 
 import argparse
@@ -31,19 +35,29 @@ from numpy.typing import NDArray
 
 from benchmarks.results import write
 from benchmarks.trip.study import compose, task_of
-from benchmarks.trip.training import Data, Plan, train
+from benchmarks.trip.training import EVAL_BATCH, Batches, Data, Plan, sample_order, train
 from models.trip.encodings import EMBEDDING_STD
 from models.trip.history import UNSEEN
+from parallel.weights import materialize
 from recipes.ctr.metrics import auc
 from recipes.ctr.targets import Targets
+from recipes.task import Batch
 from recipes.trip import TripTask
+from trainer.config import Config
 
-OURS = {"DIN": "din", "BST": "bst model.time=none model.rank=learned", "DIEN": None}
-"""The model of ours beside each of theirs. BST's positions are places in theirs."""
+PLAIN = "model.behaviours=false"
+OURS = {
+    "DIN": {"": "din", ", as theirs is built": f"din {PLAIN} model.verdict=plain"},
+    "BST": {"": f"bst {PLAIN} model.time=none model.rank=learned"},
+    "DIEN": {},
+}
+"""The models of ours beside each of theirs. BST's positions are places in theirs."""
+ALIKE = f"ours, DIN{list(OURS['DIN'])[1]}"
 SAME = ["optim.betas=[0.9,0.999]", "optim.weight_decay=0", "optim.schedule=constant",
         "optim.warmup=0", "optim.max_norm=10", "model.dropout=0"]  # fmt: skip
 """What their loop does."""
 STARTED, WIDE = ", its item table started as ours", ", its default layers"
+PAIRED = "FuxiCTR DIN, our start and order"
 NEAR = 0.002
 """In AUC: so near our DIN is to be to theirs."""
 
@@ -59,6 +73,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--wide", action="store_true", help="theirs with their default layers, too")
+    parser.add_argument("--paired", action="store_true", help="their DIN in our loop, too")
     parser.add_argument("--start", action="store_true", help="theirs with our start, too")
     parser.add_argument("--resume", action="store_true", help="keep the rows that are there")
     parser.add_argument("--json", type=Path, required=True)
@@ -85,45 +100,124 @@ def main() -> None:
                 ]
                 rows.append({"model": title, "beside": name, "auc": aucs})
                 print(rows[-1], flush=True)
-        model, title = OURS[name], f"ours, {name}"
-        if model is not None and title not in {row["model"] for row in rows}:
-            aucs = ours(model, overrides, task, options)
-            rows.append({"model": title, "beside": name, "auc": aucs})
-            print(rows[-1], flush=True)
+            if name == "DIN" and options.paired and PAIRED not in {row["model"] for row in rows}:
+                aucs = in_our_loop(overrides, files, task, options)
+                rows.append({"model": PAIRED, "beside": name, "auc": aucs})
+                print(rows[-1], flush=True)
+        for more, model in OURS[name].items():
+            title = f"ours, {name}{more}"
+            if title not in {row["model"] for row in rows}:
+                aucs = ours(model, overrides, task, options)
+                rows.append({"model": title, "beside": name, "auc": aucs})
+                print(rows[-1], flush=True)
         write(options.json, "trip.fuxictr", "cpu", config, rows, summary(rows))
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Our mean less theirs, for each model of both."""
-    means = {row["model"]: statistics.mean(row["auc"]) for row in rows}
+    """Our mean less theirs, for each model of ours that has one of theirs beside it.
+
+    `paired`: of those trainings that begin with the same numbers and see the same batches, each.
+    """
+    by_seed = {row["model"]: row["auc"] for row in rows}
     found: dict[str, Any] = {
-        name: means[f"ours, {name}"] - means[f"FuxiCTR {name}"]
-        for name in OURS
-        if f"ours, {name}" in means
+        f"{name}{more}": statistics.mean(by_seed[ours]) - statistics.mean(by_seed[theirs])
+        for name, models in OURS.items()
+        for more in models
+        if (ours := f"ours, {name}{more}") in by_seed and (theirs := f"FuxiCTR {name}") in by_seed
     }
-    if "DIN" in found:
-        found["near"] = abs(found["DIN"]) <= NEAR
+    if ALIKE in by_seed and PAIRED in by_seed:
+        pairs = zip(by_seed[ALIKE], by_seed[PAIRED], strict=True)
+        found["paired"] = [own - other for own, other in pairs]
+        found["near"] = abs(statistics.mean(found["paired"])) <= NEAR
     return found
 
 
 def items_only(task: TripTask) -> TripTask:
-    """The same, with no kinds of interaction."""
+    """The same, with no kinds of interaction and no features of items."""
     parts = task.parts  # from the whole table
-    task.table = replace(task.table, behaviours_E=np.zeros_like(task.table.behaviours_E))
+    task.table = replace(
+        task.table,
+        behaviours_E=np.zeros_like(task.table.behaviours_E),
+        features_IF=task.table.features_IF[:, :0],
+    )
     task.parts = parts
     return task
 
 
 def ours(model: str, overrides: list[str], like: TripTask, options: Any) -> list[float]:
     """AUC of the test part by seed."""
+    task, config = ours_of(model, overrides, like)
+    device = torch.device("cpu")
+    plan = Plan(options.epochs, options.epochs, options.batch_size)
+    data = Data.of(task, device)
+    # one by one, so that sums are rounded as theirs are: Adam makes a step of what is almost zero
+    trained = [
+        train(task, config, plan, [(options.lr, seed)], data, device)[0]
+        for seed in range(options.seeds)
+    ]
+    return [auc(of.logits_T, task.parts.test.labels_T) for of in trained]
+
+
+def ours_of(model: str, overrides: list[str], like: TripTask) -> tuple[TripTask, Config]:
+    """A task on the same data."""
     config = compose(model, overrides)
     task = task_of(config)
     task.table, task.parts = like.table, like.parts
-    device = torch.device("cpu")
-    plan = Plan(options.epochs, options.epochs, options.batch_size)
-    members = [(options.lr, seed) for seed in range(options.seeds)]
-    trained = train(task, config, plan, members, Data.of(task, device), device)
-    return [auc(of.logits_T, task.parts.test.labels_T) for of in trained]
+    return task, config
+
+
+def in_our_loop(
+    overrides: list[str], files: Path, like: TripTask, options: Any
+) -> list[float]:  # fmt: skip
+    """AUC of their DIN by seed: it starts as ours does, and takes its own steps with our batches."""
+    task, _ = ours_of(OURS["DIN"][ALIKE.removeprefix("ours, DIN")], overrides, like)
+    data = Data.of(task, torch.device("cpu"))
+    steps, found = round(options.epochs * data.train.size / options.batch_size), []
+    for seed in range(options.seeds):
+        own = task.build_model()
+        materialize(own, torch.device("cpu"), task.init_weights, seed)
+        model = their_model("DIN", "", files, task, options, seed)
+        begin_alike(model, own)
+        model._max_gradient_norm = 10.0  # as their `fit` sets it
+        order_TB = sample_order(data.train.size, steps, options.batch_size, seed)
+        best, kept, done = -1.0, float("nan"), 0
+        for number in range(1, options.epochs + 1):
+            until = number * steps // options.epochs
+            model.train()
+            for rows_B in order_TB[done:until]:
+                model.train_step(as_theirs(data.train[rows_B]))
+            done = until
+            if (value := their_auc(model, data.validation)) > best:
+                best, kept = value, their_auc(model, data.test)
+        found.append(kept)
+        print(f"DIN, seed {seed}, in our loop: {kept:.4f}", flush=True)
+    return found
+
+
+@torch.no_grad()
+def begin_alike(theirs: Any, own: Any) -> None:
+    """Copy the numbers of our DIN into theirs; the last layers read the target first there."""
+    head, D = own.head, own.items_VD.shape[1]
+    attention, last = theirs.attention_layers[0].attention_layer.mlp, theirs.dnn.mlp
+    theirs.embedding_layer.embedding_layers["item"].weight.copy_(own.items_VD)
+    pairs = ((attention[0], head.first), (attention[2], head.second), (attention[4], head.weight),
+             (last[0], head.verdict.up), (last[2], head.verdict.down))  # fmt: skip
+    for to, source in pairs:
+        to.weight.copy_(source.weight)
+        to.bias.copy_(source.bias)
+    last[0].weight.copy_(head.verdict.up.weight.roll(D, dims=1))
+
+
+def as_theirs(batch: Batch) -> dict[str, Any]:
+    """Columns under the names of their files."""
+    return {"item": batch["targets_B"], "history": batch["items_BN"], "label": batch["labels_B"]}
+
+
+def their_auc(model: Any, data: Batches) -> float:
+    """Of one part, by their model."""
+    rows = torch.arange(data.size)
+    scores = model.predict([as_theirs(data[part]) for part in rows.split(EVAL_BATCH)])
+    return auc(scores, data.columns["labels_B"].long().numpy())
 
 
 def written(task: TripTask, folder: Path, post: bool) -> Path:
@@ -150,7 +244,7 @@ def written(task: TripTask, folder: Path, post: bool) -> Path:
 def columns(task: TripTask, part: Targets, post: bool) -> dict[str, NDArray[Any]]:
     """Item (T), history (T, N) and label (T) of a part; 0 is padding on both sides."""
     clicks = task.clicks(part)
-    history_TN, _, _ = clicks.padded(np.arange(len(clicks)))
+    history_TN, *_ = clicks.padded(np.arange(len(clicks)))
     if post:
         there = history_TN > 0
         history_TN = np.take_along_axis(history_TN, np.argsort(~there, axis=1, kind="stable"), 1)
@@ -161,17 +255,15 @@ def columns(task: TripTask, part: Targets, post: bool) -> dict[str, NDArray[Any]
     }
 
 
-def theirs(
+def their_model(
     name: str, more: str, files: Path, task: TripTask, options: Any, seed: int
-) -> float:  # fmt: skip
-    """AUC of the test part, by their model and loop."""
-    began = time.monotonic()
+) -> Any:  # fmt: skip
+    """One of theirs, started; its files are in `files`."""
     zoo = str(options.zoo / name / "src")
     if zoo not in sys.path:
         sys.path.insert(0, zoo)
     model_class = getattr(importlib.import_module(name), name)
     features = importlib.import_module("fuxictr.features")
-    loaders = importlib.import_module("fuxictr.pytorch.dataloaders")
     importlib.import_module("fuxictr.pytorch.torch_utils").seed_everything(seed)
     feature_map = features.FeatureMap("rows", str(files))
     D = task.model_config.hidden_size
@@ -197,9 +289,19 @@ def theirs(
     if more == STARTED:
         table = model.embedding_layer.embedding_layers["item"].weight
         torch.nn.init.normal_(table.data[UNSEEN + 1 :], std=EMBEDDING_STD)
+    return model
+
+
+def theirs(
+    name: str, more: str, files: Path, task: TripTask, options: Any, seed: int
+) -> float:  # fmt: skip
+    """AUC of the test part, by their model and loop."""
+    began = time.monotonic()
+    model = their_model(name, more, files, task, options, seed)
+    loaders = importlib.import_module("fuxictr.pytorch.dataloaders")
     paths = {f"{part}_data": str(files / f"{part}.npz") for part in ("train", "valid", "test")}
     trains, validates, tests = loaders.RankDataLoader(
-        feature_map, batch_size=options.batch_size, num_workers=0, **paths
+        model.feature_map, batch_size=options.batch_size, num_workers=0, **paths
     )
     model.fit(trains, validation_data=validates, epochs=options.epochs)
     found = auc(model.predict(tests), task.parts.test.labels_T)

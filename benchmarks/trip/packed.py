@@ -19,7 +19,7 @@ from recipes.ctr.targets import Split, Targets
 from recipes.trip import TripTask
 
 PARTS = ("train", "validation", "test")
-COLUMNS = ("users_E", "items_E", "times_E", "behaviours_E", "labels_E")
+COLUMNS = ("users_E", "items_E", "times_E", "behaviours_E", "labels_E", "features_IF")
 NAMES = ("user_names", "item_names", "behaviour_names")
 
 
@@ -53,6 +53,8 @@ def unpack(file: Path, task: TripTask) -> None:
             for name in stored.files
         }
     names = {name: np.arange(int(arrays[name])) for name in NAMES}
+    # files from before features of items have none
+    arrays.setdefault("features_IF", np.zeros((len(names["item_names"]), 0), np.int64))
     task.table = Interactions(**{name: arrays[name] for name in COLUMNS}, **names)
     targets = {
         part: Targets(*(arrays[f"{part}.{f.name}"] for f in fields(Targets))) for part in PARTS

@@ -111,8 +111,25 @@ def beside(result: dict[str, Any]) -> list[str]:
         spread = f" ({of.std(ddof=1):.4f})" if len(of) > 1 else ""
         seeds = ", ".join(f"{value:.4f}" for value in of)
         lines.append(f"| {row['model']} | {of.mean():.4f}{spread} | {seeds} |")
-    less = ", ".join(f"{n} {v:+.4f}" for n, v in result["summary"].items() if n != "near")
-    return [*lines, "", f"Ours less theirs: {less}."] if less else lines
+    aucs, summary = {row["model"]: row["auc"] for row in result["rows"]}, result["summary"]
+    less = []
+    for name, value in summary.items():
+        if name not in ("near", "paired"):
+            theirs = aucs[f"FuxiCTR {name.partition(',')[0]}"]
+            less.append(f"{name} {value:+.4f} ({chance(aucs[f'ours, {name}'], theirs)})")
+    lines += ["", f"Ours less theirs: {'; '.join(less)}."] if less else []
+    if "paired" in summary:
+        each = ", ".join(f"{value:+.5f}" for value in summary["paired"])
+        lines += ["", f"From the same start, over the same batches: {each}."]
+    return lines
+
+
+def chance(own: list[float], other: list[float]) -> str:
+    """The standard error of a difference of means over seeds that have nothing in common."""
+    if min(len(own), len(other)) < 2:
+        return "one seed"
+    error = sum(np.var(of, ddof=1) / len(of) for of in (own, other)) ** 0.5
+    return f"standard error {error:.4f}"
 
 
 def throughput(result: dict[str, Any]) -> list[str]:

@@ -13,6 +13,7 @@ RELATIVES = ("none", "rope", "alibi", "hstu")
 MASKS = ("group", "causal", "bidirectional", "learned")
 ITEM_STARTS = ("random", "counts")
 LAYERS = ("standard", "bst", "hstu")
+VERDICTS = ("product", "plain")
 POOLINGS = ("target", "mean", "din", "tin", "last", "appended", "flat")
 KEYS = ("items", "tokens", "summaries")
 APPENDING = ("appended", "flat")
@@ -36,6 +37,8 @@ class TripConfig:
     """The newest so many items of a history are read."""
     item_start: str = "random"
     """How the item table begins: random, or from who met what in training (counts)."""
+    behaviours: bool = True
+    """Add a vector for each item's kind of interaction."""
     rank: str = "fre"
     """What is added for an item's place, counted from the newest: fre (factorized), learned,
     sinusoidal or none."""
@@ -74,6 +77,9 @@ class TripConfig:
     pooling: str = "target"
     """The head's view of the history: target (attention by the target), mean, din, tin, last (the newest
     state times the target), appended (the target's own state, as the newest item), flat (all states)."""
+    verdict: str = "product"
+    """What the layers behind the head's view read: the view, the target and their product (product), or
+    the first two, with ReLU instead of GELU, as published models have it (plain)."""
     keys: list[str] = field(default_factory=lambda: ["tokens", "summaries"])
     """What the head looks at: items (before the layers), tokens (after them), summaries."""
     reconstruction: float = 0.3
@@ -100,6 +106,7 @@ class TripConfig:
         one_of("model.mask", self.mask, MASKS)
         one_of("model.layer", self.layer, LAYERS)
         one_of("model.pooling", self.pooling, POOLINGS)
+        one_of("model.verdict", self.verdict, VERDICTS)
         for key in self.keys:
             one_of("model.keys", key, KEYS)
         if self.hidden_size % (2 * self.num_heads):

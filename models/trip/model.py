@@ -1,7 +1,8 @@
 """The whole model: items, their places and times, token layers, summaries, and the head.
 
     B histories, N items (oldest first, padded on the left with item 0), D hidden size, H heads,
-    A behaviours, G groups, S summaries a group, M hidden items, V items of the catalogue, K keys
+    A behaviours, F features of an item (of W values in all), G groups, S summaries a group, M hidden
+    items, V items of the catalogue, K keys
 
        items + places + times  ->  token layers (group-causal)  ->  summaries of the groups
                 |                         |                               |
@@ -52,13 +53,21 @@ class Trip(nn.Module):
     """Click logits of targets, given histories as whole numbers (`models.trip.history`)."""
 
     def __init__(
-        self, config: TripConfig, num_items: int, num_behaviours: int, groups: int
+        self,
+        config: TripConfig,
+        num_items: int,
+        num_behaviours: int,
+        groups: int,
+        num_features: int = 0,
     ) -> None:
         super().__init__()
         D = config.hidden_size
         self.config = config
         self.items_VD = nn.Parameter(torch.empty(num_items, D))
-        self.behaviours_AD = nn.Parameter(torch.empty(num_behaviours + 1, D))
+        self.behaviours_AD = (
+            nn.Parameter(torch.empty(num_behaviours + 1, D)) if config.behaviours else None
+        )
+        self.features_WD = nn.Parameter(torch.empty(num_features + 1, D)) if num_features else None
         self.rank = rank_encoding(config)
         self.time = time_encoding(config)
         self.layers = nn.ModuleList(token_layer(config) for _ in range(config.token_layers))
@@ -80,19 +89,21 @@ class Trip(nn.Module):
         targets_B: Tensor,
         masked_BM: Tensor | None = None,
         candidates: Candidates | None = None,
+        features_BNF: Tensor | None = None,
+        target_features_BF: Tensor | None = None,
     ) -> Output:
         """Score `targets_B`; with `masked_BM` (-1: none), hide the items there in a second pass.
 
         What is hidden is told from `candidates`, or from the whole catalogue.
         """
         N = items_BN.shape[1]
-        target_BD = self._items(targets_B)
+        target_BD = self._items(targets_B, target_features_BF)
         if isinstance(self.time, CoarseTimeEncoding):
             # by a call, as FSDP2 may have sharded what is read past it
             target_BD = target_BD + self.time(torch.zeros_like(targets_B))
-        plain_BND = self._items(items_BN) + nn.functional.embedding(
-            behaviours_BN, self.behaviours_AD
-        )
+        plain_BND = self._items(items_BN, features_BNF)
+        if self.behaviours_AD is not None:
+            plain_BND = plain_BND + nn.functional.embedding(behaviours_BN, self.behaviours_AD)
         placed_BND = self._placed(plain_BND, buckets_BN, target_BD)
         hidden_BND = None
         if masked_BM is not None:
@@ -133,8 +144,13 @@ class Trip(nn.Module):
         weights_BN = sum(at_items, torch.zeros_like(items_BN, dtype=weights_BK.dtype))
         return Output(logits_B, weights_BN, nats_B)
 
-    def _items(self, items: Tensor) -> Tensor:
-        return nn.functional.embedding(items, self.items_VD)
+    def _items(self, items: Tensor, features: Tensor | None) -> Tensor:
+        """Items by themselves, plus what is known of them, in a last dimension of `features`."""
+        x = nn.functional.embedding(items, self.items_VD)
+        if self.features_WD is None:
+            return x
+        assert features is not None, "this model reads features of items"
+        return x + nn.functional.embedding(features, self.features_WD).sum(-2)
 
     def _placed(self, items_BND: Tensor, buckets_BN: Tensor, target_BD: Tensor) -> Tensor:
         if self.rank is not None:
@@ -202,9 +218,11 @@ def init_weights(module: nn.Module) -> None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, Trip):
         nn.init.normal_(module.items_VD, std=EMBEDDING_STD)
-        nn.init.normal_(module.behaviours_AD, std=EMBEDDING_STD)
         with torch.no_grad():
             module.items_VD[: UNSEEN + 1] = 0
-            module.behaviours_AD[0] = 0
+            if module.behaviours_AD is not None:
+                nn.init.normal_(module.behaviours_AD, std=EMBEDDING_STD)[0] = 0
+            if module.features_WD is not None:
+                nn.init.normal_(module.features_WD, std=EMBEDDING_STD)[0] = 0
     else:
         module.reset_parameters()  # type: ignore[operator]

@@ -31,6 +31,7 @@ def write_folder(
     vocabulary: Mapping[str, int],
     behaviours: Mapping[str, int],
     grouping: Grouping,
+    features: Mapping[str, Sequence[int]],
 ) -> None:
     """Weights, and everything that turns a request into whole numbers, as `Scorer.load` reads them."""
     save_file(read(list(model.state_dict())), out / "model.safetensors")
@@ -39,6 +40,7 @@ def write_folder(
         "grouping": asdict(grouping),
         "behaviours": dict(behaviours),
         "items": dict(vocabulary),
+        "features": dict(features),
     }
     (out / "trip.json").write_text(json.dumps(about, indent=1))
 
@@ -51,6 +53,8 @@ class Scorer:
     items: Mapping[str, int]
     behaviours: Mapping[str, int]
     grouping: Grouping
+    features: Mapping[str, Sequence[int]]
+    """Of each item; none at all where the model reads none."""
 
     @classmethod
     def load(cls, folder: Path | str) -> "Scorer":
@@ -58,6 +62,7 @@ class Scorer:
         try:
             about = json.loads((Path(folder) / "trip.json").read_text())
             items, behaviours = about["items"], about["behaviours"]
+            features = about.get("features", {})  # folders from before features have none
             stored = about["grouping"]
             grouping = Grouping(tuple(stored["edges"]), stored["gap"], stored["sessions"])
             model = Trip(
@@ -65,6 +70,7 @@ class Scorer:
                 num_items=max(items.values()) + 1,
                 num_behaviours=len(behaviours),
                 groups=grouping.count,
+                num_features=max((max(of) for of in features.values()), default=0),
             )
             load_model(model, Path(folder) / "model.safetensors")
         except KeyError as error:
@@ -72,7 +78,7 @@ class Scorer:
         except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:
             why = " ".join(str(error).split())
             raise ValueError(f"{folder} is no exported folder: {why}") from error
-        return cls(model.eval(), items, behaviours, grouping)
+        return cls(model.eval(), items, behaviours, grouping, features)
 
     @torch.no_grad()
     def score(
@@ -107,8 +113,19 @@ class Scorer:
         edges = time_edges(config.time_unit, config.time_octaves, config.time_fine)
         rows = (items_N, behaviours_N, ages_N, bucket(ages_N, edges), self.grouping(ages_N))
         targets = torch.tensor([self._item(item) for item in candidates])
+        features_BNF = target_features_BF = None
+        if self.features:
+            known = torch.tensor([self.features[item] for item, *_ in newest])
+            width = len(next(iter(self.features.values())))
+            features_NF = torch.zeros(N, width, dtype=torch.long)
+            features_NF[begin:] = known.view(-1, width)
+            features_BNF = features_NF.expand(len(candidates), -1, -1)
+            target_features_BF = torch.tensor([self.features[item] for item in candidates])
         logits = self.model(
-            *(torch.from_numpy(row).expand(len(candidates), -1) for row in rows), targets
+            *(torch.from_numpy(row).expand(len(candidates), -1) for row in rows),
+            targets,
+            features_BNF=features_BNF,
+            target_features_BF=target_features_BF,
         ).logits_B
         chances: list[float] = logits.sigmoid().tolist()
         return chances

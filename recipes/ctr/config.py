@@ -25,6 +25,9 @@ class InteractionsConfig:
     """The column that says what they met."""
     time_key: str = "time"
     """The column of whole seconds."""
+    item_feature_keys: list[str] = field(default_factory=list)
+    """Columns that say more of the item, such as its category, the same in all of an item's rows. They
+    are known of items that training never saw, too (source files)."""
     behaviour_key: str | None = None
     """A column that says what kind of interaction it was; known of the history, never of the target."""
     target_behaviours: list[str] = field(default_factory=list)
@@ -87,6 +90,11 @@ class InteractionsConfig:
             raise ValueError(
                 "data.target_behaviours names kinds of interaction: set data.behaviour_key to their "
                 "column"
+            )
+        if self.item_feature_keys and self.source != "files":
+            raise ValueError(
+                f"data.item_feature_keys={self.item_feature_keys} are columns of data.source=files: set "
+                f"data.item_feature_keys=[] with data.source={self.source}"
             )
         drawn = self.uniform_negatives + self.popular_negatives + self.near_negatives
         if self.label_key is None and not drawn:

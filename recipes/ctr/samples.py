@@ -21,7 +21,10 @@ class Sample(NamedTuple):
     behaviours_n: Ints
     ages_n: Ints
     """Seconds before the target."""
+    features_nF: Ints
+    """Of the items."""
     target: int
+    target_features_F: Ints
     label: int
 
 
@@ -45,7 +48,9 @@ class Clicks:
             self.vocabulary_I[self.table.items_E[begin:end]],
             self.table.behaviours_E[begin:end],
             ages(self.table.times_E[begin:end], int(self.table.times_E[event])),
+            self.table.features_IF[self.table.items_E[begin:end]],
             int(self.vocabulary_I[self.targets.items_T[row]]),
+            self.table.features_IF[self.targets.items_T[row]],
             int(self.targets.labels_T[row]),
         )
 
@@ -54,15 +59,20 @@ class Clicks:
         end = int(self.table.first_at_time[event])
         return max(int(self.table.first_of_user[event]), end - self.max_history), end
 
-    def padded(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
-        """Items, behaviours and ages of many histories at once, (B, N) each, padded on the left."""
+    def padded(self, rows: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """Items, behaviours, ages and features of many histories at once, padded on the left.
+
+        (B, N) each, features (B, N, F).
+        """
         table, events = self.table, self.targets.events_T[rows][:, None]
         place = table.first_at_time[events] - self.max_history + np.arange(self.max_history)
         there = place >= table.first_of_user[events]
         place = np.where(there, place, 0)
         items = np.where(there, self.vocabulary_I[table.items_E[place]], PADDING)
         behaviours = np.where(there, table.behaviours_E[place], 0)
-        return items, behaviours, np.where(there, table.times_E[events] - table.times_E[place], 0)
+        ages = np.where(there, table.times_E[events] - table.times_E[place], 0)
+        features = np.where(there[..., None], table.features_IF[table.items_E[place]], 0)
+        return items, behaviours, ages, features
 
     def fingerprint(self) -> str:
         """Of the table, and of what was drawn."""

@@ -57,7 +57,14 @@ def weighted_log_loss(logits: Floats, labels: Ints, users: Ints) -> Weighted:
 
 
 def _ratio(above_U: Floats, below_U: Floats) -> Weighted:
-    return lambda drawn_RU: (drawn_RU @ above_U) / (drawn_RU @ below_U)
+    def of(drawn_RU: Ints) -> Floats:
+        with np.errstate(
+            invalid="ignore"
+        ):  # nan where no drawn user counts, as with one target each
+            ratio_R: Floats = (drawn_RU @ above_U) / (drawn_RU @ below_U)
+        return ratio_R
+
+    return of
 
 
 METRICS: dict[str, Callable[[Floats, Ints, Ints], Weighted]] = {

@@ -1,7 +1,10 @@
-"""Interactions in memory: arrays of whole numbers, sorted by user and time, and where they come from."""
+"""Interactions in memory: arrays of whole numbers, sorted by user and time, and where they come from.
+
+E interactions, I items, F features of an item
+"""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +40,9 @@ class Interactions:
     user_names: NDArray[Any]
     item_names: NDArray[Any]
     behaviour_names: NDArray[Any]
+    features_IF: Ints
+    """What else is known of each item, such as its category: 1, 2 ... through all features, 0 where
+    nothing is."""
 
     @cached_property
     def fingerprint(self) -> str:
@@ -44,6 +50,8 @@ class Interactions:
         digest = hashlib.sha256()
         for array in (self.users_E, self.items_E, self.times_E, self.behaviours_E, self.labels_E):
             digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+        if self.features_IF.size:
+            digest.update(np.ascontiguousarray(self.features_IF, dtype="<i8").tobytes())
         return digest.hexdigest()[:16]
 
     @cached_property
@@ -66,9 +74,14 @@ class Interactions:
 
 
 def make_interactions(
-    users: Any, items: Any, times: Ints, labels: Ints, behaviours: Any = None
+    users: Any,
+    items: Any,
+    times: Ints,
+    labels: Ints,
+    behaviours: Any = None,
+    features: Mapping[str, Any] | None = None,
 ) -> Interactions:
-    """Number users, items and behaviours, and sort."""
+    """Number users, items, behaviours and features of items (by name), and sort."""
     user_names, users_E = np.unique(np.asarray(users), return_inverse=True)
     item_names, items_E = np.unique(np.asarray(items), return_inverse=True)
     if behaviours is None:
@@ -86,7 +99,27 @@ def make_interactions(
         user_names=user_names,
         item_names=item_names,
         behaviour_names=behaviour_names,
+        features_IF=_features(features or {}, items_E, item_names),
     )
+
+
+def _features(columns: Mapping[str, Any], items_E: Ints, item_names: NDArray[Any]) -> Ints:
+    """(I, F), numbers through all columns. Raises `DataError` where an item's rows disagree."""
+    features_IF = np.zeros((len(item_names), len(columns)), dtype=np.int64)
+    before = 0
+    for f, (name, column_E) in enumerate(columns.items()):
+        known_E = np.array([value not in (None, "") for value in column_E], dtype=bool)
+        values, numbers = np.unique(column_E[known_E].astype(str), return_inverse=True)
+        features_IF[items_E[known_E], f] = before + 1 + numbers
+        wrong = features_IF[items_E[known_E], f] != before + 1 + numbers
+        if wrong.any():
+            item = item_names[items_E[known_E][wrong][0]]
+            raise DataError(
+                f"item {item} has several values of {name}: set data.item_feature_keys to columns that "
+                "are the same in all of an item's rows"
+            )
+        before += len(values)
+    return features_IF
 
 
 def read_movielens(folder: str | None, positive_from: float) -> Interactions:
@@ -138,13 +171,21 @@ def read_tables(config: InteractionsConfig) -> Interactions:
         config.permute_ties
     ):  # sorting by user and time, later, keeps this order where they are equal
         order = np.random.default_rng(config.negatives_seed).permutation(order)
+    features = {name: _feature(files, name)[order] for name in config.item_feature_keys}
     return make_interactions(
         columns["user_key"][order],
         columns["item_key"][order],
         columns["time_key"][order],
         labels[order],
         None if behaviours is None else behaviours[order],
+        features,
     )
+
+
+def _feature(files: Sequence[Path], name: str) -> NDArray[Any]:
+    """A column of all files; rows may be empty."""
+    key = "item_feature_keys"
+    return np.concatenate([read_columns(file, {key: name}, gaps={key})[key] for file in files])
 
 
 def _are_targets(behaviours: NDArray[Any], config: InteractionsConfig) -> NDArray[np.bool_]:

@@ -88,8 +88,10 @@ class Record:
         if not self._panels_work:
             return
         try:
-            temporary.write_text(json.dumps(list(panels()), default=str))
+            found = list(panels())
+            temporary.write_text(json.dumps(found, default=str))
             os.replace(temporary, self.run_dir / PANELS)
+            self.tracker.panels = found
         except Exception as error:  # the task's own; training matters more
             self._panels_work = False
             self._say(f"the task's panels are left out: {type(error).__name__}: {error}")

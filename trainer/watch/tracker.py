@@ -10,12 +10,12 @@ from its step alone (`wandb_step`), so the number that a run has come to says wh
 
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.watch.config import WandbConfig
-from trainer.watch.panel_tables import read_tables
+from trainer.watch.page import panel_page
 
 Row = Mapping[str, Any]
 KINDS = ("train", "eval")
@@ -37,6 +37,8 @@ class Tracker:
         self.config, self.run_dir, self._say = config, run_dir, say
         self.id = run_id or uuid.uuid4().hex[:8]
         self.mode = mode(config)
+        self.panels: Sequence[Any] = ()
+        """What the task adds to the report: beside each evaluation from now on."""
         self._run: Any = None
         self._has = 0
 
@@ -91,26 +93,20 @@ class Tracker:
         """Add a row about a step, unless the run has it."""
         if self._run is None or row["kind"] not in KINDS:
             return
-        if wandb_step(row) >= self._has:
-            self._run.log(named(row), step=wandb_step(row))
+        if wandb_step(row) < self._has:
+            return
+        figures = named(row)
+        if self.panels and row["kind"] == "eval":
+            import wandb
+
+            figures["eval/panels"] = wandb.Html(panel_page(self.panels), inject=False)
+        self._run.log(figures, step=wandb_step(row))
 
     def close(self, code: int) -> None:
-        """Put the task's panels into the run's summary, as tables, and finish the run."""
-        if self._run is None:
-            return
-        run, self._run = self._run, None
-        try:
-            if tables := read_tables(self.run_dir):
-                import wandb
-
-                run.summary.update(
-                    {
-                        f"panels/{title}": wandb.Table([*columns], rows, allow_mixed_types=True)
-                        for title, (columns, rows) in tables.items()
-                    }
-                )
-        finally:
-            run.finish(exit_code=code)
+        """Finish the run."""
+        if self._run is not None:
+            self._run.finish(exit_code=code)
+            self._run = None
 
 
 def wandb_step(row: Row) -> int:

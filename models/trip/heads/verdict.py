@@ -7,17 +7,21 @@ from models.trip.config import TripConfig
 
 
 class Verdict(nn.Module):
-    """Two layers over what was seen, the target, and their product."""
+    """Two layers over what was seen, the target, and (unless plain) their product."""
 
     def __init__(self, config: TripConfig) -> None:
         super().__init__()
-        D = config.hidden_size
-        self.up = nn.Linear(3 * D, 2 * D)
+        D, self.plain = config.hidden_size, config.verdict == "plain"
+        self.up = nn.Linear((2 if self.plain else 3) * D, 2 * D)
         self.down = nn.Linear(2 * D, 1)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, seen_BD: Tensor, target_BD: Tensor) -> Tensor:
         """(B,)."""
-        joined = torch.cat([seen_BD, target_BD, seen_BD * target_BD], dim=1)
+        parts = [seen_BD, target_BD]
+        if self.plain:
+            hidden = nn.functional.relu(self.up(torch.cat(parts, dim=1)))
+        else:
+            hidden = nn.functional.gelu(self.up(torch.cat([*parts, seen_BD * target_BD], dim=1)))
         # a sum over one column: FSDP2 warns of views among the results
-        return self.down(self.dropout(nn.functional.gelu(self.up(joined)))).sum(1)
+        return self.down(self.dropout(hidden)).sum(1)

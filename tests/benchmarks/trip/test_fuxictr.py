@@ -32,17 +32,21 @@ def test_their_files_have_our_targets_and_histories(tmp_path):
 def test_the_page_says_how_far_ours_is_from_theirs():
     rows = [
         {"model": "FuxiCTR DIN", "beside": "DIN", "auc": [0.70, 0.72]},
-        {"model": "ours, DIN", "beside": "DIN", "auc": [0.711, 0.712]},
+        {"model": fuxictr.PAIRED, "beside": "DIN", "auc": [0.701, 0.7]},
+        {"model": "ours, DIN", "beside": "DIN", "auc": [0.721, 0.722]},
+        {"model": fuxictr.ALIKE, "beside": "DIN", "auc": [0.702, 0.7]},
         {"model": "FuxiCTR DIEN", "beside": "DIEN", "auc": [0.70]},
     ]
     config = {"targets": "some", "max_history": 30, "hidden_size": 32, "epochs": 4,
               "batch_size": 256, "lr": 1e-3, "seeds": 2}  # fmt: skip
     result = {"name": "trip.fuxictr", "date": "", "machine": {"device": "cpu"}, "config": config,
               "rows": rows, "summary": summary(rows)}  # fmt: skip
-    assert result["summary"]["near"]
+    assert result["summary"]["near"]  # from the same start
     text = page.section(Path("trip-fuxictr.json"), result)
     assert "| FuxiCTR DIN | 0.7100 (0.0141) | 0.7000, 0.7200 |" in text
-    assert "Ours less theirs: DIN +0.0015." in text
-    rows[1]["auc"] = [0.72, 0.72]
+    assert "Ours less theirs: DIN +0.0115 (" in text
+    assert "; DIN, as theirs is built -0.0090 (" in text
+    assert "From the same start, over the same batches: +0.00100, +0.00000." in text
+    rows[3]["auc"] = [0.703, 0.7021]
     assert not summary(rows)["near"]
     assert fuxictr.NEAR == 0.002

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from benchmarks.trip import __main__ as program
-from benchmarks.trip import study
+from benchmarks.trip import cells, study
 from benchmarks.trip.grid import GROUPS, models, overrides
+from benchmarks.trip.training import Plan
 from benchmarks.trip.verdict import conclusion, sentence
 from recipes.ctr.metrics import auc
 from recipes.ctr.significance import Difference
@@ -71,6 +72,16 @@ def test_a_study_from_models_to_a_verdict_and_again_without_training(tmp_path, m
         assert row["against"] == same["against"]
     assert again.count(" s for 2") == 2
     assert first.count(" s for 2") == 2 * (2 + 2)
+
+
+def test_parts_that_came_later_leave_the_names_of_older_cells(tmp_path):
+    def key(*words):
+        config = study.compose("din", [*SMALL, f"data.folder={folder}", *words])
+        return cells.key(study.task_of(config), config, Plan(), 1e-3, 0)
+
+    folder = ratings(tmp_path)
+    assert not any(f'"{name}"' in key() for name in cells.LATER)
+    assert '"verdict": "plain"' in key("model.verdict=plain")
 
 
 def test_scores_are_those_of_the_samples_one_by_one(tmp_path):

@@ -11,10 +11,9 @@ from models.trip.model import init_weights
 B, K, D, H = 3, 4, 8, 2
 
 
-def make(pooling):
-    changes = {}
+def make(pooling, **changes):
     if pooling in ("last", "appended", "flat"):
-        changes = {"summaries": 0, "keys": ["tokens"]}
+        changes |= {"summaries": 0, "keys": ["tokens"]}
     config = TripConfig(
         hidden_size=D, num_heads=H, max_history=K - (pooling in ("appended", "flat")), dropout=0.0,
         pooling=pooling, reconstruction=0.0, **changes,
@@ -63,6 +62,14 @@ def test_dins_weights_are_those_of_its_network_and_no_shares(inputs):
             seen = seen + weight * key
         torch.testing.assert_close(logits[b], verdict(head.verdict, seen, target[b]))
     assert weights[~shown].eq(0).all()
+
+
+def test_a_plain_verdict_reads_no_product(inputs):
+    _, _, target = inputs
+    head = make("din", verdict="plain").verdict
+    for seen, item in zip(target.flip(0), target, strict=True):
+        expected = head.down(head.up(torch.cat([seen, item])).relu())[0]
+        torch.testing.assert_close(head(seen[None], item[None])[0], expected)
 
 
 def test_tin_puts_the_target_into_attention_and_values(inputs):

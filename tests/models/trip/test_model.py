@@ -75,6 +75,22 @@ def test_the_order_inside_a_group_has_no_effect_without_ranks():
         assert not torch.allclose(ranked(**batch).logits_B[0], ranked(**other).logits_B[0])
 
 
+@pytest.mark.parametrize(("mask", "one_each"), [("bidirectional", False), ("causal", True)])
+def test_groups_of_all_and_of_one_are_the_two_usual_masks(mask, one_each):
+    """The whole model, without summaries, which read groups too."""
+    batch = make_batch()
+    place_N = torch.arange(N - 1, -1, -1) if one_each else torch.zeros(N, dtype=torch.long)
+    batch["groups_BN"] = place_N.expand(4, N)
+    grouped, usual = (
+        make(mask=name, token_layers=2, summaries=0)(**batch).logits_B for name in ("group", mask)
+    )
+    torch.testing.assert_close(grouped, usual)
+    other = make(
+        mask="causal" if mask != "causal" else "bidirectional", token_layers=2, summaries=0
+    )
+    assert not torch.allclose(grouped, other(**batch).logits_B)
+
+
 @pytest.mark.parametrize("mask", ["group", "causal", "bidirectional"])
 def test_newer_groups_reach_older_ones_only_if_the_mask_lets_them(mask):
     model, batch = make(mask=mask, token_layers=2), make_batch()
@@ -136,6 +152,7 @@ BASELINES = [
     {"pooling": "last", **STATES},
     {"pooling": "appended", "layer": "hstu", "relative": "hstu", **STATES},
     {"pooling": "flat", "layer": "bst", "time": "tin", **STATES},
+    {"pooling": "din", "verdict": "plain", "behaviours": False},
     {"keys": ["items"], "summaries": 0},
     {"keys": ["items", "tokens", "summaries"]},
     {"keys": ["summaries"], "reconstruction": 0.0},

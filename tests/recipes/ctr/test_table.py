@@ -55,6 +55,18 @@ def test_every_kind_of_table_gives_the_same_interactions(tmp_path, suffix):
     assert table.first_of_user.tolist() == [0, 0, 2, 2, 2]
 
 
+def test_features_of_items_are_numbered_through_all_of_them(tmp_path):
+    rows = {**ROWS, "shop": ["x", None, "x", None, None], "size": [3, 1, 3, 2, 1]}
+    for suffix in ("parquet", "csv"):
+        file = write(tmp_path, suffix, rows)
+        table = read_tables(config(file, item_feature_keys=["shop", "size"]))
+        assert table.item_names.tolist() == ["7", "8", "9"]
+        assert table.features_IF.tolist() == [[1, 4], [0, 2], [0, 3]]  # shop x; sizes 1, 2, 3
+        plain = read_tables(config(file))
+        assert plain.features_IF.shape == (3, 0)
+        assert plain.fingerprint != table.fingerprint
+
+
 def test_only_some_kinds_of_interaction_are_targets(tmp_path):
     file = write(tmp_path, "csv")
     table = read_tables(config(file, behaviour_key="how", target_behaviours=["buy"]))
@@ -102,6 +114,12 @@ def test_the_fingerprint_is_of_the_content(tmp_path):
         ({"when": [1.5, 2, 3, 4, 5]}, {}, "when is no column of whole seconds"),
         ({"what": [1, 2, 3, None, 5]}, {}, "row 4 has no what"),
         ({}, {"label_key": "how"}, "data.label_key=how is no column of numbers"),
+        (
+            {},
+            {"item_feature_keys": ["how"]},
+            "item 7 has several values of how: set data.item_feature",
+        ),
+        ({}, {"item_feature_keys": ["kind"]}, "has no column kind; there are"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_one_error(tmp_path, rows, changes, message):
@@ -162,6 +180,10 @@ def test_movielens_in_both_of_its_layouts(tmp_path, monkeypatch):
         ({"popular_window": 0}, "set data.popular_window above 0, at most 1"),
         ({"split": "random"}, "data.split=random is not one of last, time"),
         ({"target_behaviours": ["buy"]}, "set data.behaviour_key to their column"),
+        (
+            {"item_feature_keys": ["kind"]},
+            "are columns of data.source=files: set data.item_feature",
+        ),
     ],
 )
 def test_configurations_that_cannot_be_used(changes, message):

@@ -17,7 +17,7 @@ from recipes.ctr.figures import age_bins, length_bins, popularity, seconds
 from recipes.ctr.metrics import auc, grouped_auc, log_loss
 from recipes.ctr.panels import over_even
 from recipes.ctr.targets import Targets
-from recipes.trip import INPUTS, TripTask, TripTaskConfig
+from recipes.trip import FEATURES, INPUTS, TripTask, TripTaskConfig
 from tests.ranks import run_ranks
 from trainer.compose import run_jobs
 from trainer.config import build_config
@@ -40,6 +40,18 @@ def ratings(folder, users=30, rows=500, seed=0):
 def make(folder, **changes):
     model = TripConfig(**{**SMALL, **changes})
     data = InteractionsConfig(source="movielens", folder=folder)
+    return TripTask(task=TripTaskConfig(), model=model, data=data, seed=0)
+
+
+def featured(folder):
+    """The same interactions, with two features of each item."""
+    ratings(folder)
+    rows = np.loadtxt(folder / "u.data", dtype=int)
+    lines = [f"{u},{i},{r},{t},{'abc'[i % 3]},{i // 10}" for u, i, r, t in rows]
+    (folder / "t.csv").write_text("\n".join(["user,item,stars,time,kind,shelf", *lines]))
+    keys = {"label_key": "stars", "behaviour_key": "stars", "item_feature_keys": ["kind", "shelf"]}
+    data = InteractionsConfig(source="files", files=[str(folder / "t.csv")], **keys)
+    model = TripConfig(**SMALL)
     return TripTask(task=TripTaskConfig(), model=model, data=data, seed=0)
 
 
@@ -196,8 +208,9 @@ def test_time_groups_come_from_training_or_from_the_configuration(tmp_path):
     assert make(str(tmp_path), group_edges=[60, 3600]).grouping.edges == (60, 3600)
 
 
-def test_an_exported_folder_scores_as_the_task_does(tmp_path):
-    task = make(ratings(tmp_path))
+@pytest.mark.parametrize("features", [False, True])
+def test_an_exported_folder_scores_as_the_task_does(tmp_path, features):
+    task = featured(tmp_path) if features else make(ratings(tmp_path))
     model = built(task)
     out = tmp_path / "exported"
     out.mkdir()
@@ -217,9 +230,8 @@ def test_an_exported_folder_scores_as_the_task_does(tmp_path):
         candidate = str(table.item_names[samples.targets.items_T[row]])
         (chance,) = scorer.score(history, [candidate], int(table.times_E[event]))
         batch = task.collate([samples[row]])
-        names = INPUTS
         with torch.no_grad():
-            expected = model(*(batch[n] for n in names)).logits_B.sigmoid().item()
+            expected = task.logits(model, batch).sigmoid().item()
         assert chance == pytest.approx(expected, abs=1e-6)
     assert len(scorer.score([], ["3", "4", "5"], time=0)) == 3  # a new user
 
@@ -276,6 +288,39 @@ def test_a_folder_that_was_not_exported_is_named(tmp_path):
     (tmp_path / "out" / "trip.json").write_text(json.dumps(about))
     (tmp_path / "out" / "model.safetensors").write_bytes(b"0" * 20)
     refused("")
+
+
+def test_features_are_added_to_items_in_histories_and_targets(tmp_path):
+    """In the end to a model whose items have them inside; also where training never saw the item."""
+    task = featured(tmp_path)
+    model, samples = built(task), task.eval_samples()
+    batch = task.collate([samples[n] for n in range(len(samples))])
+    whole = task.at_once(samples, np.arange(len(samples)))
+    assert all(torch.equal(whole[name], batch[name]) for name in FEATURES)
+    features_IF, vocabulary_I = torch.from_numpy(task.table.features_IF), task.parts.vocabulary_I
+    assert model.features_WD.shape[0] == 1 + features_IF.max()
+    assert not model.features_WD[0].any()
+    every = torch.arange(len(vocabulary_I))
+    with torch.no_grad():
+        expected = task.logits(model, batch)
+        # a plain model with a row for each item of the table
+        plain = task.build_model().__class__(
+            task.model_config, len(every) + 2, 5, task.grouping.count
+        )
+        items_VD = torch.zeros(len(every) + 2, SMALL["hidden_size"])
+        items_VD[2:] = model.items_VD[vocabulary_I] + model.features_WD[features_IF].sum(1)
+        state = {k: v for k, v in model.state_dict().items() if k != "features_WD"}
+        plain.load_state_dict({**state, "items_VD": items_VD})
+        rows = []
+        for number in range(len(samples)):
+            event = int(samples.targets.events_T[number])
+            items = torch.from_numpy(task.table.items_E[slice(*samples.span(event))]) + 2
+            rows.append(torch.nn.functional.pad(items, (SMALL["max_history"] - len(items), 0)))
+        own = {**batch, "items_BN": torch.stack(rows),
+               "targets_B": torch.from_numpy(samples.targets.items_T) + 2}  # fmt: skip
+        torch.testing.assert_close(task.logits(plain.eval(), own), expected)
+        without = {**batch, "target_features_BF": torch.zeros_like(batch["target_features_BF"])}
+        assert not torch.allclose(task.logits(model, without), expected)
 
 
 def test_a_sample_in_words(tmp_path):

@@ -1,6 +1,5 @@
 """Weights & Biases: offline unless asked, never in the way, and without gap or overlap on resume."""
 
-import json
 import struct
 import sys
 from types import ModuleType, SimpleNamespace
@@ -10,7 +9,6 @@ import pytest
 from tests.runs.helpers import wait_for
 from trainer.watch import tracker
 from trainer.watch.config import LoggingConfig, WandbConfig
-from trainer.watch.panel_tables import as_table, read_tables
 from trainer.watch.record import Record
 from trainer.watch.redact import redact
 from trainer.watch.tracker import PATIENCE, Tracker, named, wandb_step
@@ -24,25 +22,6 @@ def evaluated(step):
     return {"kind": "eval", "step": step, "loss": 2.0}
 
 
-PANELS = [
-    {"title": "Recall", "kind": "lines", "x": "places", "series": {"a": [[1, 0.5], [2, 0.75]], "b": [[1, 0]]}},
-    {"title": "Use", "kind": "table", "columns": ["level", "codes"], "rows": [["1", 32], ["2", None]]},
-    {"title": "Load", "kind": "heatmap", "rows": ["r"], "columns": ["s", "t"], "values": [[1.0, None]]},
-    {"title": "A sample", "kind": "text", "text": "words"},
-    {"title": "Broken", "kind": "table", "rows": 3},
-]  # fmt: skip
-
-
-def test_panels_are_tables_too(tmp_path):
-    assert read_tables(tmp_path) == {}
-    (tmp_path / "panels.json").write_text(json.dumps(PANELS))
-    assert read_tables(tmp_path) == {
-        "Recall": (["series", "places", "value"], [["a", 1, 0.5], ["a", 2, 0.75], ["b", 1, 0]]),
-        "Use": (["level", "codes"], [["1", 32], ["2", None]]),
-        "Load": (["", "s", "t"], [["r", 1.0, None]]),
-    }
-
-
 class Server:
     """wandb as the tracker sees it: a server that keeps rows by run, or cannot be reached."""
 
@@ -53,6 +32,7 @@ class Server:
         module.Error = type("Error", (Exception,), {})
         module.Settings = lambda **settings: SimpleNamespace(**settings)
         module.init, module.teardown = self.init, self.teardown
+        module.Html = lambda text, inject: text
         self.module = module
         monkeypatch.setitem(sys.modules, "wandb", module)
 
@@ -123,6 +103,22 @@ def test_online_rows_that_a_kill_kept_from_the_server_are_sent_after_the_resume(
     assert list(server.rows["id"]) == [10, 20, 21, 30]
 
 
+def test_panels_of_the_task_stand_beside_each_evaluation(monkeypatch, tmp_path):
+    server = Server(monkeypatch)
+    record = Record(LoggingConfig(wandb=WandbConfig(mode="offline")), tmp_path, print, None)
+    record.open({}, 0)
+    panel = {"title": "Groups <1>", "kind": "heatmap", "rows": ["r"], "columns": ["new", "old"],
+             "values": [[1.5, None]]}  # fmt: skip
+    record.panels(lambda: [panel])
+    for row in (train(5), evaluated(5)):
+        record.write(row)
+    record.close(0)
+    assert "eval/panels" not in server.offline[10]
+    shown = server.offline[11]["eval/panels"]
+    assert "Groups &lt;1&gt;" in shown
+    assert "r, new: 1.5" in shown
+
+
 def test_online_without_an_answer_goes_offline_and_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "k")
     server = Server(monkeypatch)
@@ -161,7 +157,6 @@ def test_offline_a_resumed_run_is_one_run_with_each_row_once(monkeypatch, tmp_pa
     monkeypatch.setenv("SECRET_IN_ENVIRONMENT", "hunter2hunter2")
     offline = WandbConfig(mode="offline")
     first = [train(5), evaluated(5), train(10)]
-    (tmp_path / "panels.json").write_text(json.dumps(PANELS))
     plain = redact({"hub": {"token": "abcdefabcdef"}})
     for step, kept, rows in (
         (0, [], first),
@@ -169,6 +164,7 @@ def test_offline_a_resumed_run_is_one_run_with_each_row_once(monkeypatch, tmp_pa
     ):
         one = Tracker(offline, tmp_path, "one", print)
         one.open(plain, step, kept)
+        one.panels = [{"title": "Some words", "kind": "text", "text": "hello"}]
         for row in rows:
             one.log(row)
         one.close(0)
@@ -176,10 +172,8 @@ def test_offline_a_resumed_run_is_one_run_with_each_row_once(monkeypatch, tmp_pa
     [old] = (tmp_path / "wandb" / "superseded").glob("offline-run-*/run-one.wandb")
     assert history(current) == [(10, "5"), (11, "5"), (20, "10")]
     assert history(old) == [(10, "5"), (11, "5"), (20, "10")]
-    tables = [json.loads(file.read_text()) for file in current.parent.rglob("*.table.json")]
-    assert sorted((table["columns"], table["data"]) for table in tables) == sorted(
-        as_table(panel) for panel in PANELS[:3]
-    )
+    [shown] = old.parent.rglob("*.html")
+    assert "hello" in shown.read_text()
     for file in (f for f in tmp_path.rglob("*") if f.is_file()):
         assert b"hunter2hunter2" not in file.read_bytes(), file
         assert b"abcdefabcdef" not in file.read_bytes(), file

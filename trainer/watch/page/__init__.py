@@ -10,7 +10,7 @@
 No module here needs torch, and the page needs no network: its styles and its script are inside it.
 """
 
-from trainer.watch.page.page import write_page
+from trainer.watch.page.page import panel_page, write_page
 from trainer.watch.page.runs import PANELS
 
-__all__ = ["PANELS", "write_page"]
+__all__ = ["PANELS", "panel_page", "write_page"]

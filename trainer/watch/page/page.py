@@ -70,6 +70,17 @@ def page(runs: Sequence[Run]) -> str:
 """
 
 
+def panel_page(panels: Sequence[Any]) -> str:
+    """A document with panels alone, for a tracker that shows one."""
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy"
+ content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<style>{_part("page.css")}</style></head>
+<body><main><div class="charts">{"".join(map(write_panel, panels))}</div></main></body></html>
+"""
+
+
 def _heading(runs: Sequence[Run]) -> str:
     if len(runs) > 1:
         buttons = "".join(
