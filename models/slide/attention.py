@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+HEAD_SIZES = (16, 32, 64, 128)
+"""That one kernel has."""
+
 
 @dataclass
 class Cache:
@@ -106,6 +109,12 @@ def attend_cached(
     return weights_BHWP @ v_BHPE + of_own_BHWE
 
 
+def in_one_launch(qkv_BWF: Tensor, turn: Turn) -> bool:
+    """Whether one kernel can do all between the projections there (`models.slide.attend_triton`)."""
+    fits = turn.cos_TE.shape[1] in HEAD_SIZES and not torch.is_grad_enabled()
+    return fits and qkv_BWF.is_cuda and qkv_BWF.dtype in (torch.bfloat16, torch.float32)
+
+
 class Layer(nn.Module):
     """A transformer layer with normalization first."""
 
@@ -122,7 +131,14 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: Tensor, turn: Turn, cache: Cache | None) -> Tensor:
         """(B, T, D): training without a cache, the history if the cache lacks it, else W beams."""
-        qkv_B3HTE = self.qkv(self.attention_norm(x_BTD)).unflatten(2, (3, self.num_heads, -1))
+        qkv_BTF = self.qkv(self.attention_norm(x_BTD))
+        if cache is not None and len(cache.prefix) > self.number and in_one_launch(qkv_BTF, turn):
+            from models.slide.attend_triton import attend_next  # Triton comes with CUDA builds
+
+            keys, values = self._own(cache, qkv_BTF.shape[1])
+            seen_BTD = attend_next(qkv_BTF, turn, cache, self.number, keys, values)
+            return self._rest(x_BTD, seen_BTD)
+        qkv_B3HTE = qkv_BTF.unflatten(2, (3, self.num_heads, -1))
         qkv_3BHTE = qkv_B3HTE.permute(2, 0, 3, 1, 4)
         (q_BHTE, k_BHTE), v_BHTE = rotate(qkv_3BHTE[:2], turn), qkv_3BHTE[2]
         if cache is None:
@@ -134,18 +150,27 @@ class Layer(nn.Module):
             seen_BHTE = attend_prefix(q_BHTE, k_BHTE, v_BHTE, cache.valid_BP)
         else:
             seen_BHTE = self._write(q_BHTE, k_BHTE, v_BHTE, cache)
-        x_BTD = x_BTD + self.dropout(self.out(seen_BHTE.transpose(1, 2).flatten(2)))
+        return self._rest(x_BTD, seen_BHTE.transpose(1, 2).flatten(2))
+
+    def _rest(self, x_BTD: Tensor, seen_BTD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.dropout(self.out(seen_BTD))
         hidden = nn.functional.gelu(self.up(self.mlp_norm(x_BTD)))
         return x_BTD + self.dropout(self.down(hidden))
 
     def _write(self, q_BHWE: Tensor, k_BHWE: Tensor, v_BHWE: Tensor, cache: Cache) -> Tensor:
         """Put keys and values at the next place of each beam, and look back from there."""
         g = cache.filled
-        if len(cache.own) == self.number:
-            shape = (*k_BHWE.shape[:3], cache.places, k_BHWE.shape[3])
-            cache.own.append((k_BHWE.new_zeros(shape), v_BHWE.new_zeros(shape)))
-        keys, values = cache.own[self.number]
+        keys, values = self._own(cache, k_BHWE.shape[2])
         keys[:, :, :, g], values[:, :, :, g] = k_BHWE, v_BHWE
         return attend_cached(
             q_BHWE, cache.prefix[self.number], (keys, values), cache.valid_BP, g + 1
         )
+
+    def _own(self, cache: Cache, beams: int) -> tuple[Tensor, Tensor]:
+        """Where this layer keeps what beams write; made at the first token."""
+        if len(cache.own) == self.number:
+            k_BHPE = cache.prefix[self.number][0]
+            B, H, _, E = k_BHPE.shape
+            shape = (B, H, beams, cache.places, E)
+            cache.own.append((k_BHPE.new_zeros(shape), k_BHPE.new_zeros(shape)))
+        return cache.own[self.number]

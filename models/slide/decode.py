@@ -12,14 +12,18 @@ averaged over the models if there are several.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
 from models.slide.build import Decoder
+from models.slide.heads import SlideHeads
 from models.slide.history import NOTHING, read_history
 from models.slide.trie import Trie
+
+WIDTHS = (32, 64, 128, 256, 512)
+"""Hidden sizes whose heads one program's registers hold."""
 
 
 class Lists(NamedTuple):
@@ -60,8 +64,8 @@ class Walk:
         return Walk(state_BW, below_BWU & (codes_BU[:, None] == code_BW[..., None]))
 
 
-def _used_codes(trie: Trie, used_BU: Tensor) -> Tensor:
-    """(B, U, L)."""
+def used_codes(trie: Trie, used_BU: Tensor) -> Tensor:
+    """Codes of items that may not be written (B, U, L); of NOTHING, those of any item."""
     return trie.codes_IL[used_BU.clamp(min=0)]
 
 
@@ -119,7 +123,7 @@ def beam_search(
     with the same codes have the same score and follow each other in their order.
     """
     ensemble = Ensemble(models, trie, items_BH, trie.levels - 1)
-    codes_BUL = _used_codes(trie, exclude_BU)
+    codes_BUL = used_codes(trie, exclude_BU)
     walk, logp_BWC = Walk.at_root(exclude_BU), ensemble.first_B1C
     total_BW = logp_BWC.new_zeros(len(items_BH), 1)
     for level in range(trie.levels):
@@ -140,6 +144,14 @@ def beam_search(
     return Lists(items_BN.gather(1, order_BK), scores_BWR.flatten(1).gather(1, order_BK))
 
 
+def in_one_launch(model: Decoder, device: torch.device) -> TypeGuard[SlideHeads]:
+    """Whether one kernel can choose an item of this model there (`models.slide.item_triton`)."""
+    if device.type != "cuda" or not isinstance(model, SlideHeads):
+        return False
+    D, kind = model.config.hidden_size, model.tokens_VD.dtype
+    return D in WIDTHS and kind in (torch.bfloat16, torch.float32)
+
+
 @torch.no_grad()
 def greedy_list(
     models: Sequence[Decoder],
@@ -158,11 +170,21 @@ def greedy_list(
     item is NOTHING, and items may be there twice. With `noise`, a temperature, codes are drawn instead:
     the likeliest after Gumbel noise is a draw from the codes that are allowed.
     """
+    if (
+        feedback
+        and constrain
+        and not noise
+        and len(models) == 1
+        and in_one_launch(models[0], items_BH.device)
+    ):
+        from models.slide.item_triton import write_list  # Triton comes with CUDA builds
+
+        return write_list(models[0], trie, items_BH, length, exclude_BU)
     L = trie.levels
     ensemble = Ensemble(models, trie, items_BH, length * L)
     B, U = exclude_BU.shape
     used_BU = torch.cat([exclude_BU, exclude_BU.new_full((B, length), NOTHING)], dim=1)
-    codes_BUL = _used_codes(trie, used_BU)
+    codes_BUL = used_codes(trie, used_BU)
     one_BW = torch.zeros(B, 1, dtype=torch.int64, device=used_BU.device)
     logp_BWC, scores = ensemble.first_B1C, []
     for slot in range(length):
@@ -197,7 +219,7 @@ def _noisy(logp_BWC: Tensor) -> Tensor:
 @torch.no_grad()
 def allowed_along(trie: Trie, lists_BK: Tensor) -> list[list[Tensor]]:
     """Which codes were allowed when these lists were written (B, C): of each item, of each level."""
-    codes_BKL = _used_codes(trie, lists_BK)
+    codes_BKL = used_codes(trie, lists_BK)
     found = []
     for slot in range(lists_BK.shape[1]):
         walk = Walk.at_root(lists_BK[:, :slot])

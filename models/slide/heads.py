@@ -125,11 +125,16 @@ class SlideHeads(nn.Module):
             chosen_BWD = at.chosen_BWD + nn.functional.embedding(tokens_BW, self.chosen_VD)
             cache.written = replace(at, chosen_BWD=chosen_BWD, item_BWD=item_BWD, level=level)
             return self._logits(at.hidden_BWD + chosen_BWD, level)
-        hidden_BWD = self._layers(item_BWD + self._slots(slots_BW), cache)
-        cache.filled += 1
+        hidden_BWD = self.read_item(item_BWD, slots_BW, cache)
         nothing_BWD = torch.zeros_like(hidden_BWD)
         cache.written = Written(hidden_BWD, nothing_BWD, nothing_BWD, 0, at.begun_BWD)
         return self._logits(hidden_BWD, 0)
+
+    def read_item(self, item_BWD: Tensor, slots_BW: Tensor, cache: Cache) -> Tensor:
+        """What the layers make of everything so far and of items, each the sum of its codes' vectors."""
+        hidden_BWD = self._layers(item_BWD + self._slots(slots_BW), cache)
+        cache.filled += 1
+        return hidden_BWD
 
     def _begin(self, tokens_BT: Tensor) -> Tensor:
         begin_B1 = torch.full_like(tokens_BT[:, :1], BEGIN)

@@ -1,0 +1,159 @@
+"""The kernels of decoding beside the modules and tensors that they stand for."""
+
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from models.slide import attention, decode
+from models.slide.build import build
+from models.slide.config import SlideConfig
+from models.slide.history import pad_left
+from models.slide.trie import build_trie
+from tests.models.slide.small import HISTORIES, small_ids
+
+SIZES = (40, 7, 33)
+"""More and fewer codes than are worked out together."""
+
+
+def a_model(kind, device, codes="heads", tied=True, seed=0):
+    torch.manual_seed(seed)
+    config = SlideConfig(
+        hidden_size=64, num_layers=2, num_heads=2, max_history=5, dropout=0.0, list_length=6,
+        codes=codes, tied=tied,
+    )  # fmt: skip
+    model = build(config, SIZES)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.to(device, kind).eval()
+
+
+@contextmanager
+def kernels(item, attend):
+    """Have them used, or not, whatever the device."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode, "in_one_launch", lambda model, device: item)
+        patch.setattr(attention, "in_one_launch", lambda qkv_BWF, turn: attend)
+        yield
+
+
+def asked(device):
+    """More users than a program has, some of whom may not be given some items."""
+    histories = [[*h, user % 60] for user, h in enumerate(HISTORIES * 5)]
+    exclude = [[user % 9, 3 * user % 60] for user in range(len(histories))]
+    return pad_left(histories, 5).to(device), pad_left(exclude, 3).to(device)
+
+
+def same_lists(found, expected, kind):
+    """Equal in fp32; in bf16 a sum in another order turns some choices between likely codes."""
+    same_BK = (found.items_BK == expected.items_BK).cumprod(1).bool()
+    assert same_BK.all() if kind == torch.float32 else same_BK[:, 0].float().mean() > 0.8
+    tolerance = 1e-5 if kind == torch.float32 else 0.05
+    torch.testing.assert_close(
+        found.scores_BK[same_BK], expected.scores_BK[same_BK], rtol=tolerance, atol=tolerance
+    )
+
+
+def kinds(device):
+    """In bf16 on GPUs only: the interpreter rounds towards zero."""
+    return [torch.float32, torch.bfloat16] if device == "cuda" else [torch.float32]
+
+
+def compare_items(device):
+    """Lists of 6, each item in one launch."""
+    items_BH, exclude_BU = asked(device)
+    for kind in kinds(device):
+        for tied, distinct in [(True, False), (False, True)]:
+            trie = build_trie(small_ids(60, SIZES, distinct), torch.device(device))
+            model = a_model(kind, device, tied=tied, seed=int(distinct))
+            lists = []
+            for used in (True, False):
+                with kernels(item=used, attend=False):
+                    lists.append(decode.greedy_list([model], trie, items_BH, 6, exclude_BU))
+            for row, out in zip(lists[0].items_BK.tolist(), exclude_BU.tolist(), strict=True):
+                assert min(row) >= 0
+                assert len(set(row)) == len(row)
+                assert not set(row) & set(out)
+            same_lists(*lists, kind)
+
+
+def compare_attention(device):
+    """Lists and beams of either kind of model."""
+    items_BH, exclude_BU = asked(device)
+    trie = build_trie(small_ids(60, SIZES), torch.device(device))
+    for kind in kinds(device):
+        for codes in ("steps", "heads"):
+            model = a_model(kind, device, codes)
+            for how in (
+                lambda m: decode.greedy_list([m], trie, items_BH, 6, exclude_BU),
+                lambda m: decode.beam_search([m], trie, items_BH, 20, exclude_BU),
+            ):
+                lists = []
+                for used in (True, False):
+                    with kernels(item=False, attend=used):
+                        lists.append(how(model))
+                same_lists(*lists, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compared", ["compare_items", "compare_attention"])
+def test_kernels_find_the_same_in_the_interpreter(compared):
+    pytest.importorskip("triton")
+    done = subprocess.run(
+        [sys.executable, "-c", f"from tests.models.slide.test_kernels import *; {compared}('cpu')"],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("compared", [compare_items, compare_attention])
+def test_kernels_find_the_same_on_the_gpu(compared):
+    compared("cuda")
+
+
+def compiled(kernel, pointers, constants, warps):
+    """For an H100 or H200, of which none is needed."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    kinds = {
+        name: f"*{pointers.get(name, 'bf16')}" if name.endswith("_ptr")
+        else "constexpr" if name in constants else "fp32" if name in ("eps", "root") else "i32"
+        for name in kernel.arg_names
+    }  # fmt: skip
+    source = ASTSource(fn=kernel, signature=kinds, constexprs=constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    return made.asm["cubin"]
+
+
+@pytest.mark.slow
+def test_kernels_compile_for_hopper():
+    """What only the compiler refuses, and the interpreter lets pass."""
+    pytest.importorskip("triton")
+    from models.slide.attend_triton import _attend
+    from models.slide.item_triton import WARPS, _item
+
+    tables = {"child_ptr": "i32", "items_ptr": "i32", "leaf_items_ptr": "i64", "score_ptr": "fp32",
+              "codes_of_ptr": "i64", "used_ptr": "i64", "used_codes_ptr": "i64"}  # fmt: skip
+    sizes = {"SIZES": (256, 256, 32), "OFFSETS": (1, 257, 513), "L": 3, "D": 256, "USED": 32,
+             "M": 16, "CHUNK": 32}  # fmt: skip
+    assert compiled(_item, tables, sizes, WARPS)
+    assert compiled(_attend, {"valid_ptr": "i1"}, {"E": 64, "PLACES": 64, "OWN": 32, "M": 16}, 4)
+
+
+def test_they_are_left_where_they_cannot_be_used():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    model = a_model(torch.float32, "cpu")
+    assert not decode.in_one_launch(model, cpu)
+    assert decode.in_one_launch(model, cuda)
+    assert not decode.in_one_launch(model.double(), cuda)
+    assert not decode.in_one_launch(a_model(torch.float32, "cpu", "steps"), cuda)
+    turn = attention.turn_from(0, 1, 32, torch.zeros(1))
+    with torch.no_grad():
+        assert not attention.in_one_launch(torch.zeros(1, 1, 96), turn)
