@@ -28,6 +28,8 @@ class Cache:
     """(B, H, P, E) each, by layer."""
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """(B, H, W, G, E) each, by layer."""
+    turns: "Turn | None" = None
+    """Of all places, once the first layer has asked."""
     written: Any = None
     """Where beams stand in an item, of a model with heads (`models.slide.heads.Written`)."""
 
@@ -67,9 +69,13 @@ def turn_from(first: int, T: int, E: int, like: Tensor) -> Turn:
 def turn_for(x_BTD: Tensor, num_heads: int, cache: Cache | None) -> Turn:
     """For the places of `x`: from the first on, or the one place that all beams write."""
     T, E = x_BTD.shape[1], x_BTD.shape[2] // num_heads
-    if cache is None or not cache.prefix:
+    if cache is None:
         return turn_from(0, T, E, x_BTD)
-    return turn_from(cache.valid_BP.shape[1] + cache.filled, 1, E, x_BTD)
+    P = cache.valid_BP.shape[1]
+    if cache.turns is None:
+        cache.turns = turn_from(0, P + cache.places, E, x_BTD)
+    first, count = (P + cache.filled, 1) if cache.prefix else (0, T)
+    return Turn(*(table[first : first + count] for table in cache.turns))
 
 
 def rotate(x_BHTE: Tensor, turn: Turn) -> Tensor:

@@ -125,16 +125,22 @@ class SlideHeads(nn.Module):
             chosen_BWD = at.chosen_BWD + nn.functional.embedding(tokens_BW, self.chosen_VD)
             cache.written = replace(at, chosen_BWD=chosen_BWD, item_BWD=item_BWD, level=level)
             return self._logits(at.hidden_BWD + chosen_BWD, level)
-        hidden_BWD = self.read_item(item_BWD, slots_BW, cache)
+        hidden_BWD = self.read_item(item_BWD + self._slots(slots_BW), cache)
         nothing_BWD = torch.zeros_like(hidden_BWD)
         cache.written = Written(hidden_BWD, nothing_BWD, nothing_BWD, 0, at.begun_BWD)
         return self._logits(hidden_BWD, 0)
 
-    def read_item(self, item_BWD: Tensor, slots_BW: Tensor, cache: Cache) -> Tensor:
-        """What the layers make of everything so far and of items, each the sum of its codes' vectors."""
-        hidden_BWD = self._layers(item_BWD + self._slots(slots_BW), cache)
+    def read_item(self, item_BWD: Tensor, cache: Cache) -> Tensor:
+        """What the layers make of all before, and of items: their codes' and slots' vectors added."""
+        hidden_BWD = self._layers(item_BWD, cache)
         cache.filled += 1
         return hidden_BWD
+
+    def slot_vectors(self, length: int) -> Tensor:
+        """What is added to the items of a list, from the first on, (length, D) or (length, 1)."""
+        numbers_1K = torch.arange(1, length + 1, device=self.tokens_VD.device)[None]
+        slots = self._slots(numbers_1K)
+        return slots[0] if isinstance(slots, Tensor) else self.tokens_VD.new_zeros(length, 1)
 
     def _begin(self, tokens_BT: Tensor) -> Tensor:
         begin_B1 = torch.full_like(tokens_BT[:, :1], BEGIN)

@@ -38,7 +38,7 @@ def write_list(
     hidden_BD = cache.written.hidden_BWD[:, 0].contiguous()
     item_BD, scores_KB = torch.empty_like(hidden_BD), hidden_BD.new_empty(length, B).float()
     out_VD = model.tokens_VD if model.out_VD is None else model.out_VD
-    slots_B1 = torch.zeros(B, 1, dtype=torch.int64, device=hidden_BD.device)
+    slots_KD = model.slot_vectors(length)
     for slot in range(length):
         _item[(triton.cdiv(B, USERS),)](
             hidden_BD, model.up_LDD, model.down_LDD, model.chosen_VD, model.tokens_VD, out_VD,
@@ -51,7 +51,7 @@ def write_list(
             num_warps=WARPS,
         )  # fmt: skip
         if slot + 1 < length:
-            read_B1D = model.read_item(item_BD[:, None], slots_B1 + slot + 1, cache)
+            read_B1D = model.read_item((item_BD + slots_KD[slot])[:, None], cache)
             hidden_BD = read_B1D[:, 0].contiguous()
     return Lists(used_BU[:, U:], scores_KB.T)
 
