@@ -70,6 +70,8 @@ GROUPS = {
         f"trip {APART} model.mask=learned model.reconstruction=1 model.rank_gate=true",
         f"trip {APART.replace('apart', 'gated')} model.mask=learned",
         "trip model.read=apart model.summaries=0 model.keys=[items,tokens] model.mask=learned",
+        f"trip {APART} model.session_gap=1800",
+        f"trip {APART} model.rank_start=waves",
     ],
 }
 
