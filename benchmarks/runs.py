@@ -1,6 +1,7 @@
 """What plans promise and what runs take, and what saving in the background costs, on GPUs.
 
     python -m benchmarks.runs [--gpus N] [--only plans|large|saving] [--json FILE]
+    python -m benchmarks.runs --plan-again FILE      # no GPU: plans by today's code, runs as measured
 
 Every case is `python -m trainer` in a process of its own. Planned memory stands beside the most that
 the run's tensors took (the caching allocator's count, and slots of symmetric memory), planned time
@@ -57,7 +58,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="of saving and not saving")
     parser.add_argument("--folder", type=Path, help="where the runs are, and their checkpoints go")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plan-again", type=Path)
     options = parser.parse_args()
+    if options.plan_again:
+        plan_again(options.plan_again)
+        return
     if options.folder:
         tempfile.tempdir = str(options.folder)
     rows: list[dict[str, Any]] = []
@@ -107,26 +112,49 @@ def summarize(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def plan(name: str, words: list[str], gpus: int) -> dict[str, Any]:
-    """One case: its dry run, then six steps of it."""
+def plan_again(file: Path) -> None:
+    """Put the plans of today's code into a result, for the device that it was measured on."""
+    result = json.loads(file.read_text())
+    gpus, device = result["config"]["gpus"], result["machine"]["device"].split()[-1].lower()
+    for row in result["rows"]:
+        if row["what"] == "plan":
+            words = options_of(row["case"], (PLANS | LARGE)[row["case"]], gpus)
+            row |= planned([*words, f"launch.device={device}"])
+    result["summary"] = summarize(result["rows"])
+    file.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def options_of(name: str, words: list[str], gpus: int) -> list[str]:
+    """What a case is run with on so many GPUs."""
     micro = int(next(w for w in words if "micro_batch_size" in w).partition("=")[2])
     batch = gpus * micro * MICRO_BATCHES.get(name, 1)
-    common = [*words, f"trainer.batch_size={batch}", f"launch.nproc={gpus}"]
+    return [*words, f"trainer.batch_size={batch}", f"launch.nproc={gpus}"]
+
+
+def planned(words: list[str]) -> dict[str, float]:
+    """Memory and time of a dry run."""
     with tempfile.TemporaryDirectory() as folder:
-        said = _trainer([*common, "trainer.dry_run=true"], folder)
-        measured = _rows([*common, "trainer.steps=6", "logging.every=1"], folder)
+        said = _trainer([*words, "trainer.dry_run=true"], folder)
     memory = re.search(r"memory a rank +([\d.]+) GiB", said)
     time = re.search(r"about ([\d,]+) ms", said)
     assert memory is not None
     assert time is not None
+    return {"planned_gib": float(memory[1]), "planned_ms": float(time[1].replace(",", ""))}
+
+
+def plan(name: str, words: list[str], gpus: int) -> dict[str, Any]:
+    """One case: its dry run, then six steps of it."""
+    common = options_of(name, words, gpus)
+    said = planned(common)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = _rows([*common, "trainer.steps=6", "logging.every=1"], folder)
     last = measured[-1]
     return {
         "what": "plan",
         "case": name,
-        "planned_gib": float(memory[1]),
+        **said,
         "measured_gib": round(last["memory_allocated_gib"] + last["memory_symmetric_gib"], 2),
         "reserved_gib": round(last["memory_gib"] + last["memory_symmetric_gib"], 2),
-        "planned_ms": float(time[1].replace(",", "")),
         "measured_ms": round(1000 * statistics.median(r["step_seconds"] for r in measured[2:]), 1),
         "mfu": last["mfu"],
     }

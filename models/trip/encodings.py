@@ -119,10 +119,9 @@ class TargetRelativeTimeEncoding(nn.Module):
         nn.init.zeros_(self.fine_CFD)
 
     def forward(self, buckets_BN: Tensor) -> Tensor:
-        """(B, N, D)."""
-        coarse_BN = buckets_BN // self.fine
-        lookup = nn.functional.embedding
-        return lookup(coarse_BN, self.coarse_CD) + lookup(buckets_BN, self.fine_CFD)
+        """(B, N, D). Both parts are added in the table, which is small: its gradient is formed once."""
+        table_CFD = self.coarse_CD.repeat_interleave(self.fine, dim=0) + self.fine_CFD
+        return nn.functional.embedding(buckets_BN, table_CFD)
 
 
 class CoarseTimeEncoding(nn.Module):

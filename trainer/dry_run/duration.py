@@ -42,6 +42,13 @@ LAYOUT_BYTES = {"stock": (4, 10), "tide": (0, 0)}
 """That a pass reads and writes for each gathered parameter to change layouts: torch copies bf16 out of
 its buffer in both passes, and packs gradients as fp32."""
 
+SHARD_BYTES = {"stock": (10, 10), "tide": (6, 0)}
+"""That a pass reads and writes for each element of a rank's own shards: torch casts them to bf16 and
+packs them whenever it gathers, TIDE casts ahead and keeps them."""
+ALONE_BYTES = 14
+"""That torch's backward pass reads and writes for each gradient where there is nobody to reduce with: it
+packs them as fp32, and copies that."""
+
 
 def duration(
     probe: Probe,
@@ -55,14 +62,19 @@ def duration(
 ) -> Duration:
     """A step of `accumulation` micro-batches; `flops` are those of one, forward and backward."""
     attention = max(flops / 3 - probe.matmul_flops[0], 0.0)
-    gathered = sum(g.numel for g in groups) if shards > 1 else 0
-    layout = LAYOUT_BYTES[collectives]
+    gathered = sum(g.numel for g in groups)
+    layout, casts = LAYOUT_BYTES[collectives], SHARD_BYTES[collectives]
+    if shards == 1:  # torch's own way, whatever the collectives
+        layout, casts = (0, ALONE_BYTES), SHARD_BYTES["stock"]
+    again = sum(g.numel for g in groups if g.reshards)
+    own = [casts[0] * gathered / shards, casts[1] * again / shards]
     forward, backward = (
         accumulation
         * (
             probe.matmul_flops[phase] / (PRODUCTS * device.flops)
             + times * attention / (ATTENTION * device.flops)
-            + (probe.moved[phase] + layout[phase] * gathered) / (MEMORY * device.memory_rate)
+            + (probe.moved[phase] + layout[phase] * gathered + own[phase])
+            / (MEMORY * device.memory_rate)
         )
         for phase, times in ((0, 1), (1, 2.5))  # fused attention forms its scores again
     )

@@ -1,4 +1,4 @@
-"""What was measured on two GPUs, as groups of parameters with the time of their kernels."""
+"""What was measured on one GPU and on two, as groups of parameters with the time of their kernels."""
 
 import json
 import statistics
@@ -9,6 +9,8 @@ from typing import Any
 from benchmarks.tide.scale.step import Group
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
+ALONE = RESULTS / "tide-compute-1xH200.json"
+"""Of `benchmarks.tide.compute`."""
 KINDS = {"stock": "stock", "symmetric": "stock, symmetric memory", "tide": "tide"}
 """Ours, and what the result files call them."""
 OTHERS = ("nccl", "chunk_cat", "split_with_sizes", "multi_tensor_apply", "_add_up", "_cast_kernel")
@@ -75,7 +77,8 @@ class Measured:
     tokens: int
     layers: int
     kernels: float
-    """Seconds of the model's own kernels and copies in a step, the least disturbed: beside TIDE."""
+    """Seconds of both passes on one GPU, unsharded. Where that was not measured: of the model's own
+    kernels and copies in a step, the least disturbed ones, which are those beside TIDE."""
     passes: dict[str, float]
     """Seconds of both passes, by kind."""
     optimizer: float
@@ -86,7 +89,7 @@ def measurements(shape: Shape) -> list[Measured]:
     """All lengths of the file of a shape."""
     result: dict[str, Any] = json.loads((RESULTS / f"{shape.file}.json").read_text())
     layers = result["config"].get("changes", {}).get("num_layers", shape.layers)
-    found = []
+    found, alone = [], passes_alone(shape.file)
     for tokens in result["config"]["lengths"]:
         rows = [row for row in result["rows"] if row["length"] == tokens]
         passes = {}
@@ -103,11 +106,23 @@ def measurements(shape: Shape) -> list[Measured]:
         found.append(
             Measured(
                 shape, tokens, layers,
-                copied + statistics.median(_seconds(trace, own=True) for trace in traces), passes,
+                alone.get(
+                    tokens,
+                    copied + statistics.median(_seconds(trace, own=True) for trace in traces),
+                ),
+                passes,
                 statistics.median(_seconds(trace, own=False) for trace in traces),
             )
         )  # fmt: skip
     return found
+
+
+def passes_alone(file: str) -> dict[int, float]:
+    """Median seconds of both passes of this file's workload on one GPU, by tokens."""
+    if not ALONE.exists():
+        return {}
+    rows = json.loads(ALONE.read_text())["rows"]
+    return {row["length"]: statistics.median(row["passes"]) for row in rows if row["file"] == file}
 
 
 def _seconds(trace: dict[str, list[float]], own: bool) -> float:

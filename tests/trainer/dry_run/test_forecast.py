@@ -13,7 +13,7 @@ from parallel.blocks import find_blocks
 from parallel.mesh import ParallelConfig
 from parallel.recompute import recompute
 from trainer.devices import chosen_device, device_by_name
-from trainer.dry_run.duration import duration
+from trainer.dry_run.duration import MEMORY, duration
 from trainer.dry_run.forecast import resolved
 from trainer.dry_run.lines import layout
 from trainer.dry_run.memory import Group, estimate, groups_of
@@ -168,6 +168,21 @@ def test_time_is_compute_and_what_it_does_not_hide():
     rows = replace(nothing, rows=1e9)
     waits = duration(watched, 4e12, 1, GROUPS, 4, rows, "tide", H200).exposed
     assert 1e9 / H200.link_rate < waits < 4e9 / H200.link_rate
+
+
+def test_casts_and_layouts_take_time_on_a_single_rank_too():
+    watched, nothing = Probe(matmul_flops=[0, 0], moved=[0, 0]), Wire(0, 0, 0, 0, 0)
+    numel = sum(group.numel for group in GROUPS)
+    again = sum(group.numel for group in GROUPS if group.reshards)
+    pace = MEMORY * H200.memory_rate
+    for name in ("stock", "tide"):
+        alone = duration(watched, 0, 1, GROUPS, 1, nothing, name, H200)
+        assert alone.forward == pytest.approx(10 * numel / pace)
+        assert alone.backward == pytest.approx((10 * again + 14 * numel) / pace)
+    stock, tide = (duration(watched, 0, 1, GROUPS, 4, nothing, n, H200) for n in ("stock", "tide"))
+    assert stock.forward == pytest.approx((4 + 10 / 4) * numel / pace)
+    assert tide.forward == pytest.approx(6 / 4 * numel / pace)
+    assert tide.backward == 0
 
 
 def plan_of(**mesh):
