@@ -17,10 +17,10 @@ from benchmarks.trip.throughput import BASE
 from benchmarks.trip.verdict import LEVEL, bins, sentence, table
 from recipes.ctr.significance import Difference
 
-ORDER = ("baselines", "parts", "encodings", "planted", "throughput", "fuxictr")
+ORDER = ("baselines", "chosen", "parts", "encodings", "planted", "throughput", "fuxictr")
 """Of the sections, by what their files are named after."""
-NAMES = {"movielens: baselines": "MovieLens: baselines", "movielens: parts": "MovieLens: parts",
-         "fuxictr": "Beside FuxiCTR"}  # fmt: skip
+NAMES = {"movielens": "MovieLens", "fuxictr": "Beside FuxiCTR"}
+"""Of sets and benchmarks, where they are not just capitalized."""
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
