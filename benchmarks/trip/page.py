@@ -60,7 +60,7 @@ def section(file: Path, result: dict[str, Any]) -> str:
         lines = study(result)
     title = file.stem.removeprefix("trip-").removesuffix("-1xH200").replace("-", ": ", 1)
     head = [
-        f"### {NAMES.get(title, title.capitalize())}",
+        f"### {NAMES.get(name, name.capitalize())}{colon}{of}",
         "",
         f"{device}; {result['date']}; `{file.name}`",
         "",
