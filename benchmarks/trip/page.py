@@ -59,6 +59,7 @@ def section(file: Path, result: dict[str, Any]) -> str:
         device = ", ".join(sorted({t["device"] for t in trainings if "device" in t}))
         lines = study(result)
     title = file.stem.removeprefix("trip-").removesuffix("-1xH200").replace("-", ": ", 1)
+    name, colon, of = title.partition(":")
     head = [
         f"### {NAMES.get(name, name.capitalize())}{colon}{of}",
         "",
