@@ -16,7 +16,7 @@ from recipes.ctr.metrics import Floats
 from recipes.trip import TripTask
 from trainer.config import Config
 
-LATER = ("behaviours", "verdict", "item_feature_keys")
+LATER = ("behaviours", "verdict", "item_feature_keys", "read")
 """Fields that came later: left out while at their defaults, so that older cells are found."""
 
 

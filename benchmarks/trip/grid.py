@@ -22,6 +22,7 @@ ENCODINGS = {
     "both": "model.rank=fre model.time=trte",
 }
 MASKS = ("causal", "bidirectional", "group")
+APART = "model.read=apart model.keys=[items,tokens,summaries]"
 GROUPS = {
     "baselines": [
         *COUNTS,
@@ -63,6 +64,14 @@ GROUPS = {
         "trip model.keys=[items,tokens,summaries] model.mask=bidirectional model.reconstruction=1",
         "trip model.mask=learned model.reconstruction=1 model.rank_gate=true",
         "trip model.summaries=0 model.keys=[items,tokens] model.mask=learned",
+        f"trip {APART}",
+        f"trip {APART} model.mask=learned",
+        f"trip {APART} model.mask=bidirectional model.reconstruction=1",
+        f"trip {APART} model.mask=learned model.reconstruction=1 model.rank_gate=true",
+        f"trip {APART.replace('apart', 'gated')} model.mask=learned",
+        "trip model.read=apart model.summaries=0 model.keys=[items,tokens] model.mask=learned",
+        f"trip {APART} model.session_gap=1800",
+        f"trip {APART} model.rank_start=waves",
     ],
 }
 

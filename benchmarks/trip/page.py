@@ -17,6 +17,10 @@ from benchmarks.trip.throughput import BASE
 from benchmarks.trip.verdict import LEVEL, bins, sentence, table
 from recipes.ctr.significance import Difference
 
+ORDER = ("baselines", "chosen", "parts", "encodings", "planted", "throughput", "fuxictr")
+"""Of the sections, by what their files are named after."""
+NAMES = {"movielens": "MovieLens", "fuxictr": "Beside FuxiCTR"}
+"""Of sets and benchmarks, where they are not just capitalized."""
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -26,7 +30,7 @@ def main() -> None:
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--into", type=Path)
     options = parser.parse_args()
-    found = [(file, json.loads(file.read_text())) for file in sorted(options.results)]
+    found = [(file, json.loads(file.read_text())) for file in sorted(options.results, key=place)]
     text = "\n\n".join(section(file, result) for file, result in found)
     if options.into is None:
         print(text)
@@ -36,6 +40,12 @@ def main() -> None:
     if not mark or not other:
         parser.error(f"{options.into} lacks the marks {BEGIN} and {END}")
     options.into.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def place(file: Path) -> tuple[int, str]:
+    """Where its section comes: by kind, then by name."""
+    kinds = [n for n, kind in enumerate(ORDER) if kind in file.stem]
+    return (*kinds, len(ORDER))[0], file.stem
 
 
 def section(file: Path, result: dict[str, Any]) -> str:
@@ -48,8 +58,14 @@ def section(file: Path, result: dict[str, Any]) -> str:
         trainings = (t for row in result["rows"] for t in row["trainings"])
         device = ", ".join(sorted({t["device"] for t in trainings if "device" in t}))
         lines = study(result)
-    title = file.stem.removeprefix("trip-").replace("-", " ")
-    head = [f"### {title.capitalize()}", "", f"{device}; {result['date']}; `{file.name}`", ""]
+    title = file.stem.removeprefix("trip-").removesuffix("-1xH200").replace("-", ": ", 1)
+    name, colon, of = title.partition(":")
+    head = [
+        f"### {NAMES.get(name, name.capitalize())}{colon}{of}",
+        "",
+        f"{device}; {result['date']}; `{file.name}`",
+        "",
+    ]
     return "\n".join([*head, *lines]).rstrip()
 
 
@@ -114,13 +130,17 @@ def beside(result: dict[str, Any]) -> list[str]:
     aucs, summary = {row["model"]: row["auc"] for row in result["rows"]}, result["summary"]
     less = []
     for name, value in summary.items():
-        if name not in ("near", "paired"):
+        if name not in ("near", "paired", "interval"):
             theirs = aucs[f"FuxiCTR {name.partition(',')[0]}"]
             less.append(f"{name} {value:+.4f} ({chance(aucs[f'ours, {name}'], theirs)})")
     lines += ["", f"Ours less theirs: {'; '.join(less)}."] if less else []
     if "paired" in summary:
         each = ", ".join(f"{value:+.5f}" for value in summary["paired"])
-        lines += ["", f"From the same start, over the same batches: {each}."]
+        mean = sum(summary["paired"]) / len(summary["paired"])
+        lines += ["", f"From the same start, over the same batches: {each}; mean {mean:+.5f}."]
+        if "interval" in summary:
+            low, high = summary["interval"]
+            lines[-1] = f"{lines[-1][:-1]} (95 % interval {low:+.5f} to {high:+.5f})."
     return lines
 
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from configs.values import at_least, one_of
 
 RANKS = ("none", "learned", "sinusoidal", "fre")
-RANK_STARTS = ("sinusoid", "random")
+RANK_STARTS = ("sinusoid", "random", "waves")
 TIMES = ("none", "trte", "tin")
 RELATIVES = ("none", "rope", "alibi", "hstu")
 MASKS = ("group", "causal", "bidirectional", "learned")
@@ -16,6 +16,7 @@ LAYERS = ("standard", "bst", "hstu")
 VERDICTS = ("product", "plain")
 POOLINGS = ("target", "mean", "din", "tin", "last", "appended", "flat")
 KEYS = ("items", "tokens", "summaries")
+READS = ("together", "apart", "gated")
 APPENDING = ("appended", "flat")
 """Poolings for which the target goes through the token layers, as the newest item."""
 
@@ -45,7 +46,9 @@ class TripConfig:
     rank_factors: int = 8
     """Inner size of the factorized table (fre)."""
     rank_start: str = "sinusoid"
-    """Where the factorized table starts: the nearest to a sinusoidal one (sinusoid), or random."""
+    """Where the factorized table starts: the nearest to a sinusoidal one as large as item vectors
+    (sinusoid), random, or nearest to waves of size one, about 35 times as large (waves). A learned table
+    starts at random, or at waves; waves of `sinusoidal` are scaled alike."""
     rank_gate: bool = False
     """Let the target weigh the factors of the factorized table (fre)."""
     time: str = "trte"
@@ -82,6 +85,11 @@ class TripConfig:
     the first two, with ReLU instead of GELU, as published models have it (plain)."""
     keys: list[str] = field(default_factory=lambda: ["tokens", "summaries"])
     """What the head looks at: items (before the layers), tokens (after them), summaries."""
+    read: str = "together"
+    """How it looks at several of these: by one attention over all (together), or by one for each, whose
+    findings stand side by side (apart) or are mixed in shares that the target chooses (gated). Items and
+    tokens are then asked by the target itself, not by its state above the summaries, which is one more
+    finding."""
     reconstruction: float = 0.3
     """Weight of the loss on masked items of the history; 0: none."""
     reconstruction_candidates: int = 1024
@@ -107,6 +115,7 @@ class TripConfig:
         one_of("model.layer", self.layer, LAYERS)
         one_of("model.pooling", self.pooling, POOLINGS)
         one_of("model.verdict", self.verdict, VERDICTS)
+        one_of("model.read", self.read, READS)
         for key in self.keys:
             one_of("model.keys", key, KEYS)
         if self.hidden_size % (2 * self.num_heads):
@@ -158,6 +167,14 @@ class TripConfig:
             raise ValueError(
                 f"model.keys={self.keys} leave the head nothing to look at: set model.keys to some of "
                 f"{', '.join(KEYS)}, or model.summaries to 1 or more"
+            )
+        if self.read != "together" and (
+            self.pooling not in ("target", "mean") or len(self.keys_used) < 2
+        ):
+            raise ValueError(
+                f"model.read={self.read} is of several kinds of keys, not of "
+                f"{', '.join(self.keys_used)}, by model.pooling=target or mean: set "
+                "model.read=together, or more model.keys"
             )
         if self.token_layers and not self.reads_tokens and not self.reconstruction:
             raise ValueError(

@@ -18,16 +18,23 @@ def training_flops(config: TripConfig, groups: int) -> float:
     if summaries:
         total += config.upper_layers * _layer(summaries + 1, D)
     sizes = {"items": N, "tokens": N, "summaries": summaries}
-    return total + 6.0 * _head_weights(config, sum(sizes[key] for key in config.keys_used))
+    return total + 6.0 * _head_weights(config, [sizes[key] for key in config.keys_used])
 
 
 def _layer(N: int, D: int, hstu: bool = False) -> float:
     return 6.0 * (5 if hstu else 12) * D * D * N + 12.0 * N * N * D
 
 
-def _head_weights(config: TripConfig, keys: int) -> float:
-    """Weights of the head, each times how often it is used for one target."""
-    D = config.hidden_size
+def _head_weights(config: TripConfig, kinds: list[int]) -> float:
+    """Weights of the head, each times how often it is used for one target; `kinds`: keys of each."""
+    D, keys = config.hidden_size, sum(kinds)
+    if config.read != "together":
+        findings = len(kinds) + (config.summaries > 0)
+        query = D * D if config.pooling == "target" else 0
+        looks = sum(2 * D * D * (of + 1) + query for of in kinds)
+        if config.read == "gated":
+            return looks + D * findings + 6 * D * D + 2 * D
+        return looks + 2 * (1 + 2 * findings) * D * D + 2 * D
     verdict = 6 * D * D + 2 * D
     if config.pooling in ("target", "mean"):
         return 2 * D * D * (keys + 1) + (config.pooling == "target") * D * D + verdict

@@ -18,8 +18,8 @@ class FactorizedRankEncoding(nn.Module):
     """A table of places as a product: `max_history * K + K * D` numbers instead of `max_history * D`.
 
     It starts as the best product of that rank for a sinusoidal table (its truncated singular value
-    decomposition), so that near places begin near each other; or at random. With a gate, the target
-    weighs the K factors: by one at the start, by anything from zero to two later.
+    decomposition), so that near places begin near each other, small or large; or at random. With a
+    gate, the target weighs the K factors: by one at the start, by anything from zero to two later.
     """
 
     def __init__(self, config: TripConfig) -> None:
@@ -27,13 +27,14 @@ class FactorizedRankEncoding(nn.Module):
         N, D = config.max_history, config.hidden_size
         K = min(config.rank_factors, N)
         self.random = config.rank_start == "random"
+        self.wave_size = wave_size(config)
         self.places_NK = nn.Parameter(torch.empty(N, K))
         self.directions_KD = nn.Parameter(torch.empty(K, D))
         self.gate_KD = nn.Parameter(torch.empty(K, D)) if config.rank_gate else None
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As large as item embeddings are, either way."""
+        """As large as item embeddings are, or waves."""
         (N, K), (_, D) = self.places_NK.shape, self.directions_KD.shape
         if self.gate_KD is not None:
             self.gate_KD.zero_()
@@ -41,7 +42,7 @@ class FactorizedRankEncoding(nn.Module):
             for table in (self.places_NK, self.directions_KD):
                 nn.init.normal_(table, std=(EMBEDDING_STD / K**0.5) ** 0.5)
             return
-        table_ND = sinusoidal(N, D, torch.device("cpu")).double() * EMBEDDING_STD * math.sqrt(2)
+        table_ND = sinusoidal(N, D, torch.device("cpu")).double() * self.wave_size
         u_NR, s_R, v_RD = torch.linalg.svd(table_ND, full_matrices=False)
         self.places_NK.zero_()
         self.directions_KD.zero_()
@@ -61,13 +62,19 @@ class FactorizedRankEncoding(nn.Module):
 class LearnedRankEncoding(nn.Module):
     """A plain table of places."""
 
-    def __init__(self, max_history: int, hidden_size: int) -> None:
+    def __init__(self, config: TripConfig) -> None:
         super().__init__()
-        self.places_ND = nn.Parameter(torch.empty(max_history, hidden_size))
+        self.waves = config.rank_start == "waves"
+        self.places_ND = nn.Parameter(torch.empty(config.max_history, config.hidden_size))
 
+    @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Small normal numbers, as for items."""
-        nn.init.normal_(self.places_ND, std=EMBEDDING_STD)
+        """Small normal numbers, as for items; or waves of size one."""
+        if self.waves:
+            N, D = self.places_ND.shape
+            self.places_ND.copy_(sinusoidal(N, D, self.places_ND.device))
+        else:
+            nn.init.normal_(self.places_ND, std=EMBEDDING_STD)
 
     def forward(self, N: int, target_BD: Tensor) -> Tensor:
         """(N, D), oldest place first."""
@@ -78,14 +85,14 @@ class LearnedRankEncoding(nn.Module):
 class SinusoidalRankEncoding(nn.Module):
     """Fixed waves (Vaswani et al. 2017), scaled by one learned number."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, config: TripConfig) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size, self.wave_size = config.hidden_size, wave_size(config)
         self.scale = nn.Parameter(torch.empty(1))
 
     def reset_parameters(self) -> None:
-        """As large as item embeddings are."""
-        nn.init.constant_(self.scale, EMBEDDING_STD * math.sqrt(2))
+        """As large as item embeddings are, or of size one."""
+        nn.init.constant_(self.scale, self.wave_size)
 
     def forward(self, N: int, target_BD: Tensor) -> Tensor:
         """(N, D), oldest place first."""
@@ -141,6 +148,11 @@ EMBEDDING_STD = 0.02
 """Of the first numbers in every table."""
 
 
+def wave_size(config: TripConfig) -> float:
+    """The height of waves at the start."""
+    return 1.0 if config.rank_start == "waves" else EMBEDDING_STD * math.sqrt(2)
+
+
 def sinusoidal(N: int, D: int, device: torch.device) -> Tensor:
     """Waves of wavelengths 2 pi to 20,000 pi over places 0 to N - 1: (N, D), sines then cosines."""
     rates = 10000.0 ** (-torch.arange(0, D, 2, device=device) / D)
@@ -153,8 +165,8 @@ def rank_encoding(config: TripConfig) -> nn.Module | None:
     if config.rank == "fre":
         return FactorizedRankEncoding(config)
     if config.rank == "learned":
-        return LearnedRankEncoding(config.max_history, config.hidden_size)
-    return SinusoidalRankEncoding(config.hidden_size) if config.rank == "sinusoidal" else None
+        return LearnedRankEncoding(config)
+    return SinusoidalRankEncoding(config) if config.rank == "sinusoidal" else None
 
 
 def time_encoding(config: TripConfig) -> nn.Module | None:

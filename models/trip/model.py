@@ -125,18 +125,21 @@ class Trip(nn.Module):
                 targets_B,
                 candidates or everything(len(self.items_VD), items_BN.device),
             )
-        keys = {"items": (self.dropout(placed_BND), sees.valid_BN)}
+        keys, told_BD = {"items": (self.dropout(placed_BND), sees.valid_BN)}, target_BD
         if tokens_BND is not None:
             keys["tokens"] = tokens_BND, sees.valid_BN
             if self.summaries is not None:
                 summary_BKD, there_BK = self.summaries(tokens_BND, groups_BN, sees.valid_BN)
-                summary_BKD, target_BD = self._upper(summary_BKD, there_BK, target_BD)
+                summary_BKD, told_BD = self._upper(summary_BKD, there_BK, target_BD)
                 keys["summaries"] = summary_BKD, there_BK
         used = self.config.keys_used
-        keys_BKD, shown_BK = (
-            torch.cat(x, dim=1) for x in zip(*(keys[u] for u in used), strict=True)
-        )
-        logits_B, weights_BK = self.head(keys_BKD, shown_BK, target_BD)
+        if self.config.read == "together":
+            keys_BKD, shown_BK = (
+                torch.cat(x, dim=1) for x in zip(*(keys[u] for u in used), strict=True)
+            )
+            logits_B, weights_BK = self.head(keys_BKD, shown_BK, told_BD)
+        else:
+            logits_B, weights_BK = self.head(keys, target_BD, told_BD)
         lengths = [keys[u][1].shape[1] for u in used]
         looks = zip(used, weights_BK.split(lengths, dim=1), strict=True)
         at_items = [weights[:, :N] for name, weights in looks if name != "summaries"]

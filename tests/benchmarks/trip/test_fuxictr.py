@@ -32,7 +32,7 @@ def test_their_files_have_our_targets_and_histories(tmp_path):
 def test_the_page_says_how_far_ours_is_from_theirs():
     rows = [
         {"model": "FuxiCTR DIN", "beside": "DIN", "auc": [0.70, 0.72]},
-        {"model": fuxictr.PAIRED, "beside": "DIN", "auc": [0.701, 0.7]},
+        {"model": fuxictr.PAIRED, "beside": "DIN", "auc": [0.701, 0.7005]},
         {"model": "ours, DIN", "beside": "DIN", "auc": [0.721, 0.722]},
         {"model": fuxictr.ALIKE, "beside": "DIN", "auc": [0.702, 0.7]},
         {"model": "FuxiCTR DIEN", "beside": "DIEN", "auc": [0.70]},
@@ -46,7 +46,10 @@ def test_the_page_says_how_far_ours_is_from_theirs():
     assert "| FuxiCTR DIN | 0.7100 (0.0141) | 0.7000, 0.7200 |" in text
     assert "Ours less theirs: DIN +0.0115 (" in text
     assert "; DIN, as theirs is built -0.0090 (" in text
-    assert "From the same start, over the same batches: +0.00100, +0.00000." in text
-    rows[3]["auc"] = [0.703, 0.7021]
-    assert not summary(rows)["near"]
+    assert "From the same start, over the same batches: +0.00100, -0.00050; mean +0.00025 " in text
+    assert "(95 % interval -0.00928 to +0.00978)." in text
+    rows[3]["auc"] = [0.7021, 0.7016]
+    assert not summary(rows)["near"]  # the interval lies above 0
+    rows[3]["auc"] = [0.709, 0.7]
+    assert not summary(rows)["near"]  # the mean is too far, whatever chance may explain
     assert fuxictr.NEAR == 0.002

@@ -128,6 +128,7 @@ def test_groups_name_each_model_once():
     assert len(models(["encodings"])) == 30
     assert models(["trip", "parts"]) == GROUPS["parts"]
     assert models(["din", "baselines"])[0] == "din"
+    assert len(models(["levers"])) == 12
     assert overrides("transformer model.mask=group") == ["model=transformer", "model.mask=group"]
 
 

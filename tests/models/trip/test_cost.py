@@ -17,6 +17,8 @@ STATES = {"summaries": 0, "token_layers": 2, "keys": ["tokens"]}
         {"upper_layers": 3, "summaries": 2},
         {"keys": ["items", "tokens"]},
         {"keys": ["summaries"]},
+        {"keys": ["items", "tokens", "summaries"], "read": "apart"},
+        {"keys": ["items", "tokens"], "read": "gated", "summaries": 0},
         {"pooling": "mean", "token_layers": 0},
         {"pooling": "din", "token_layers": 0, "summaries": 0},
         {"pooling": "tin"},

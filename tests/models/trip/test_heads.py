@@ -108,6 +108,32 @@ def test_the_target_attends_to_the_history_and_to_nothing(inputs, pooling):
         torch.testing.assert_close(weights[b, shown[b]], (sum(looks) / H)[:-1])
 
 
+@pytest.mark.parametrize("read", ["apart", "gated"])
+def test_each_kind_of_key_is_asked_by_itself(inputs, read):
+    keys, shown, target = inputs
+    told = target.flip(1)  # the target's state above the summaries
+    head = make("target", read=read, keys=["items", "summaries"])
+    kinds = {"items": (keys, shown), "summaries": (keys.flip(0, 1), shown.flip(0))}
+    logits, weights = head(kinds, target, told)
+    item, state = head.target_norm(target), head.told_norm(told)
+    first, first_looks = head.looks[0](*kinds["items"], item)
+    second, second_looks = head.looks[1](*kinds["summaries"], state)
+    looks = torch.cat([first_looks, second_looks], dim=1)
+    findings, last = [first, second, state], head.verdict
+    for b in range(B):
+        if read == "apart":
+            read_by = [*(f[b] for f in findings), item[b], *(f[b] * item[b] for f in findings)]
+            expected = last.down(gelu(last.up(torch.cat(read_by))))[0]
+            torch.testing.assert_close(weights[b], looks[b] / 2)
+        else:
+            shares = head.gate(item[b]).softmax(0)
+            seen = sum(share * f[b] for share, f in zip(shares, findings, strict=True))
+            expected = verdict(last, seen, item[b])
+            of = torch.cat([shares[:1].expand(K), shares[1:2].expand(K)])
+            torch.testing.assert_close(weights[b], looks[b] * of)
+        torch.testing.assert_close(logits[b], expected)
+
+
 def test_sasrec_multiplies_the_newest_state_with_the_target(inputs):
     keys, shown, target = inputs
     head = make("last")

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from models.trip.config import TripConfig
-from models.trip.encodings import FactorizedRankEncoding, sinusoidal
+from models.trip.encodings import FactorizedRankEncoding, rank_encoding, sinusoidal
 from models.trip.model import Trip, init_weights
 from models.trip.reconstruction import (
     Candidates,
@@ -142,6 +144,7 @@ BASELINES = [
     {"rank": "none", "time": "trte"},
     {"rank": "none", "time": "tin"},
     {"rank_gate": True, "rank_start": "random"},
+    {"rank": "learned", "rank_start": "waves"},
     *(
         {"rank": "none", "time": "none", "relative": relative}
         for relative in ("rope", "alibi", "hstu")
@@ -156,6 +159,9 @@ BASELINES = [
     {"keys": ["items"], "summaries": 0},
     {"keys": ["items", "tokens", "summaries"]},
     {"keys": ["summaries"], "reconstruction": 0.0},
+    {"keys": ["items", "tokens", "summaries"], "read": "apart"},
+    {"keys": ["items", "summaries"], "read": "gated"},
+    {"keys": ["items", "tokens"], "summaries": 0, "read": "apart", "pooling": "mean"},
 ]
 
 
@@ -197,6 +203,37 @@ def test_mean_pooling_weighs_every_item_the_same():
     torch.testing.assert_close(weights[1, -6:], torch.full((6,), 1 / 7).double())  # and nothing's
 
 
+@pytest.mark.parametrize("read", ["apart", "gated"])
+def test_the_head_over_embeddings_is_contained_where_kinds_are_read_apart(read):
+    """Whatever the other parts are, last layers (or shares) that pass them over leave that head."""
+    whole = make(1, keys=["items", "tokens", "summaries"], read=read)
+    plain = make(2, token_layers=0, summaries=0, reconstruction=0.0)
+    D, findings = 16, 4  # three kinds, and the target's state above the summaries
+    given = plain.state_dict()
+    looks = ("nothing_D", "key_norm", "query", "key_value")
+    renamed = {
+        name.replace("head.", "head.looks.0.")
+        if name.startswith(tuple(f"head.{part}" for part in looks))
+        else name: value
+        for name, value in given.items()
+    }
+    if read == "apart":  # what the last layers read: findings, the target, their products with it
+        narrow = renamed["head.verdict.up.weight"]
+        wide = narrow.new_zeros(2 * D, (1 + 2 * findings) * D)
+        for to, source in ((0, 0), (findings * D, D), ((1 + findings) * D, 2 * D)):
+            wide[:, to : to + D] = narrow[:, source : source + D]
+        renamed["head.verdict.up.weight"] = wide
+    else:
+        renamed["head.gate.weight"] = given["items_VD"].new_zeros(findings, D)
+        renamed["head.gate.bias"] = given["items_VD"].new_tensor([1e4, 0, 0, 0])
+    batch = make_batch()
+    before = whole(**batch)
+    assert before.weights_BN.sum(1).max() <= 1
+    assert not torch.allclose(before.logits_B, plain(**batch).logits_B)
+    assert not whole.load_state_dict(renamed, strict=False).unexpected_keys
+    torch.testing.assert_close(whole(**batch).logits_B, plain(**batch).logits_B)
+
+
 def test_factorized_ranks_start_as_the_nearest_table_of_that_rank():
     config = TripConfig(max_history=20, rank_factors=6, hidden_size=16)
     encoding, target = FactorizedRankEncoding(config), torch.zeros(1, 16)
@@ -209,6 +246,15 @@ def test_factorized_ranks_start_as_the_nearest_table_of_that_rank():
     torch.testing.assert_close(
         encoding(5, target), encoding(20, target)[-5:]
     )  # counted from the newest
+
+
+@pytest.mark.parametrize("rank", ["learned", "sinusoidal", "fre"])
+def test_places_may_start_at_waves_of_size_one(rank):
+    config = TripConfig(max_history=20, rank_factors=16, hidden_size=16, rank=rank)
+    waves = rank_encoding(replace(config, rank_start="waves"))
+    waves.reset_parameters()
+    table = sinusoidal(20, 16, torch.device("cpu")).flip(0)  # counted from the newest
+    torch.testing.assert_close(waves(20, torch.zeros(1, 16)).detach(), table)
 
 
 def test_the_target_weighs_the_factors_of_the_ranks_by_one_at_first():
@@ -365,6 +411,8 @@ def test_drawn_candidates_give_the_loss_of_the_catalogue_on_average():
         ),
         ({"rank": "none", "rank_gate": True}, "set model.rank=fre or model.rank_gate=false"),
         ({"group_edges": [3], "session_gap": 5}, "set one of them"),
+        ({"read": "apart", "keys": ["items"]}, "set model.read=together, or more model.keys"),
+        ({"read": "gated", "pooling": "din"}, "by model.pooling=target or mean"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(changes, message):
