@@ -125,14 +125,16 @@ class Trip(nn.Module):
                 targets_B,
                 candidates or everything(len(self.items_VD), items_BN.device),
             )
-        keys, told_BD = {"items": (self.dropout(placed_BND), sees.valid_BN)}, target_BD
+        keys: dict[str, tuple[Tensor, Tensor]] = {}
+        told_BD, used = target_BD, self.config.keys_used
+        if "items" in used:
+            keys["items"] = self.dropout(placed_BND), sees.valid_BN
         if tokens_BND is not None:
             keys["tokens"] = tokens_BND, sees.valid_BN
             if self.summaries is not None:
                 summary_BKD, there_BK = self.summaries(tokens_BND, groups_BN, sees.valid_BN)
                 summary_BKD, told_BD = self._upper(summary_BKD, there_BK, target_BD)
                 keys["summaries"] = summary_BKD, there_BK
-        used = self.config.keys_used
         if self.config.read == "together":
             keys_BKD, shown_BK = (
                 torch.cat(x, dim=1) for x in zip(*(keys[u] for u in used), strict=True)
