@@ -24,8 +24,9 @@ from benchmarks.lelora.training import Plan
 from benchmarks.results import write
 
 CORE = ("lora", "rslora", "frozen", "random", "full")
-REST = tuple(method for method in METHODS if method not in (*CORE, *TAUGHT))
-PARTS = ("core", "taught", "rest", "clock")
+ONLINE = ("online",)
+REST = tuple(method for method in METHODS if method not in (*CORE, *TAUGHT, *ONLINE))
+PARTS = ("core", "taught", "online", "rest", "clock")
 
 
 def measure(study: Study, task: str, part: str) -> None:
@@ -35,7 +36,7 @@ def measure(study: Study, task: str, part: str) -> None:
         return
     if part == "taught":
         study.teach(task)
-    methods = {"core": CORE, "taught": TAUGHT, "rest": REST}[part]
+    methods = {"core": CORE, "taught": TAUGHT, "online": ONLINE, "rest": REST}[part]
     study.tune(task, methods)
     study.compare(task, methods)
     if task == "wordnet":
@@ -99,7 +100,7 @@ def main() -> None:
     pieces = [(task, part) for part in options.part or PARTS for task in tasks]
     if not options.part:  # what matters most comes first
         pieces = [piece for piece in pieces if piece[1] != "clock" or piece[0] == tasks[0]]
-        pieces.sort(key=lambda piece: (max(PARTS.index(piece[1]), 1), tasks.index(piece[0])))
+        pieces.sort(key=lambda piece: (max(PARTS.index(piece[1]), 2), tasks.index(piece[0])))
     for task, part in pieces:
         if time.monotonic() - began > options.seconds:
             print(f"{task}, {part}: no time left")

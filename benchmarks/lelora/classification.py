@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.lelora.classifying import Classifiers
-from benchmarks.lelora.data import Part, base_of, task_of
+from benchmarks.lelora.data import Data, Part, base_of, task_of
 from benchmarks.lelora.encoder import Encoder, encode
 from benchmarks.lelora.ground import Ground, Spectrum, Sums, eigenvectors, spectra_of
+from benchmarks.lelora.methods import online_config
+from benchmarks.lelora.online import Online, meta_rows
 from benchmarks.lelora.subject import Scored, Tuning
-from benchmarks.lelora.training import Plan, Run, Together
+from benchmarks.lelora.training import Plan, Run, Together, orders
+from models.lelora.padded import Padded
 from models.lelora.stacked import Form
 from models.linear_probe import Probe, fit_probe
 from recipes.lelora.classify import LeloraClassifyConfig
@@ -73,7 +76,20 @@ class Classification:
     ) -> Classifiers:  # fmt: skip
         """Runs side by side."""
         data = replace(self.data, train=self.learning) if judged else self.data
+        if isinstance(forms[0], Padded):
+            return self._online(data, plan, forms[0], runs, dtype)
         return Classifiers(self.base, data, plan, forms, runs, dtype, self.probe)
+
+    def _online(
+        self, data: Data, plan: Plan, form: Padded, runs: Sequence[Run], dtype: torch.dtype
+    ) -> Classifiers:
+        """The same, each with a policy of its own that decides."""
+        config, texts = online_config(self.ground), len(data.train)
+        apart = {run.seed: meta_rows(config, texts, run.seed) for run in runs}
+        rows_SPB = orders([run.seed for run in runs], texts, plan, apart)
+        found = Classifiers(self.base, data, plan, [form], runs, dtype, self.probe, rows_SPB)
+        Online(found, form, self.ground, config, runs, texts, [found.head_PCD, found.bias_PC])
+        return found
 
     def scored(self, together: Together, part: str) -> list[Scored]:
         """With a bit for each text."""

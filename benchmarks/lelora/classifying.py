@@ -61,10 +61,10 @@ class Classifiers(Together):
         """Cross-entropy of the labels."""
         texts = self.data.train[rows_PB]
         logits_PBC = self.logits(self.matrices(), self.cast(self.rest), texts)
-        summed = nn.functional.cross_entropy(
-            logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="sum"
+        loss_X = nn.functional.cross_entropy(
+            logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="none"
         )
-        return summed / rows_PB.shape[1]
+        return loss_X.view_as(rows_PB).mean(1)
 
     @torch.no_grad()
     def score(self, part: Part) -> Scores:

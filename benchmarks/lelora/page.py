@@ -30,7 +30,10 @@ PAGE, RESULTS = ROOT / "docs" / "lelora.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured -->", "<!-- end of what was measured -->"
 TITLES = {"wordnet": "WordNet glosses", "newsgroups": "20 newsgroups", "reuters": "Reuters-52",
           "kjv": "Modern to King James verse"}  # fmt: skip
-PAIRS = (("learned", "frozen"), ("learned", "random"), ("learned", "lora"), ("frozen", "lora"))
+PAIRS = (
+    *((policy, other) for policy in ("learned", "online") for other in ("frozen", "random", "lora")),
+    ("online", "learned"), ("frozen", "lora"),
+)  # fmt: skip
 HALVES = ("frozen-half", "learned-half")
 
 

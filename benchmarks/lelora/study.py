@@ -24,6 +24,8 @@ from recipes.lelora.brain import Setting
 
 TEACHING_SEED = 2000
 TAUGHT = ("learned", "learned-half")
+APART = ("full", "online")
+"""Methods whose runs are not trained beside others: everything trains, or a policy decides."""
 
 
 @dataclass(frozen=True)
@@ -229,18 +231,19 @@ class Study:
                     "seed": one.seed, "lr": one.lr, "loss": scored.loss, "accuracy": scored.accuracy,
                     "collapsed": self.collapsed(task, "test", scored.loss, scored.accuracy),
                     "skipped": int(together.optimizer.skipped_P[n]), **scored.kept,
+                    **together.notes[n],
                     "parameters": parameters(subject.ground, one.method, setting),
                 })  # fmt: skip
             self.note(task, f"{len(part)} runs", seconds, began)
 
     def _parts(self, asked: list[Asked]) -> list[list[Asked]]:
-        """As many at once as fit, all seeds of a method together; runs that train everything apart."""
+        """As many at once as fit, all seeds of a method together; those of `APART` by themselves."""
         found: list[list[Asked]] = []
-        for whole in (False, True):
+        for apart in (None, *APART):
             part: list[Asked] = []
             by_method: dict[str, list[Asked]] = {}
             for one in asked:
-                if (one.method == "full") == whole:
+                if (one.method if one.method in APART else None) == apart:
                     by_method.setdefault(one.method, []).append(one)
             for of in by_method.values():
                 if part and len(part) + len(of) > self.at_once:

@@ -122,7 +122,7 @@ class Writers(Together):
         pairs = self.train_pairs[rows_PB]
         nats_PBU, _ = self.nats(self.layers(), self.cast(self.rest), pairs)
         targets_P = (pairs[2] >= 0).flatten(1).sum(1)
-        return (nats_PBU.flatten(1).sum(1) / targets_P).sum()
+        return nats_PBU.flatten(1).sum(1) / targets_P
 
     @torch.no_grad()
     def score(self, part: Pairs) -> tuple[Tensor, Tensor, Tensor]:

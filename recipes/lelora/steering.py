@@ -27,41 +27,39 @@ from recipes.lelora import kept
 from recipes.lelora.brain import Brain, Decision
 from recipes.lelora.candidates import Lessons, paused, try_each
 from recipes.lelora.config import LeloraConfig
-from recipes.lelora.credit import Measured, Meter, Parameters, PathCredit
+from recipes.lelora.credit import Measured, Measures, Parameters, PathCredit
 from recipes.lelora.journal import Journal
-from recipes.lelora.meta import MetaBatches
 from recipes.lelora.population import Round, School, teach
 from recipes.lelora.shards import Snapshot
+from recipes.lelora.spectra import Spectra
 from recipes.lelora.switching import Adapters
 
 
 class LeloraSteering:
-    """See `recipes.abilities.Steering`. `meta` None: decisions are not judged."""
+    """See `recipes.abilities.Steering`. `meter` None: decisions are not judged."""
 
     def __init__(
         self,
         config: LeloraConfig,
         training: Training,
         targets: Sequence[Target],
-        lessons: Lessons,
-        meta: MetaBatches | None,
+        meter: Measures | None,
+        lessons: Lessons | None = None,
         school: School | None = None,
+        spectra: Spectra | None = None,
     ) -> None:
+        """`lessons` are what grpo tries its candidates on; `spectra` are found if they are not given."""
         self.config, self.training, self.lessons, self.school = config, training, lessons, school
         names = [target.name for target in targets]
         self.brain = Brain(config, [target.shape for target in targets], names, training.seed)
-        self.adapters = Adapters(config, training, targets, self.brain)
-        spectra = [atoms.values_K for atoms in self.adapters.atoms]
-        self.static_MF = static_features(targets, spectra)
+        self.adapters = Adapters(config, training, targets, self.brain, spectra)
+        values = [atoms.values_K for atoms in self.adapters.atoms]
+        self.static_MF = static_features(targets, values)
         self.parameters = Parameters(training.model, [target.adapter for target in targets])
-        self.meter: Meter | None = None
+        self.meter = meter
         self.path: PathCredit | None = None
-        if meta is not None:
-            self.meter = Meter(
-                training.model, lessons.loss, meta, self.parameters, training.ranks, training.device
-            )
-            if config.credit == "path":
-                self.path = PathCredit(training.optimizer, self.parameters, training.max_norm)
+        if meter is not None and config.credit == "path":
+            self.path = PathCredit(training.optimizer, self.parameters, training.max_norm)
         M = len(targets)
         self.credit_M, self.gradient_M = torch.zeros(M).double(), torch.zeros(M).double()
         self.last_step, self.bad = 0, 0
@@ -126,7 +124,7 @@ class LeloraSteering:
         """See `recipes.abilities.Steering`."""
         if self.path is not None:
             self.path.after_step(norm)
-        if self._decides(step):
+        if self.decides(step):
             self._decide(step)
         elif step == self._cut_step():
             done = self.adapters.apply(
@@ -134,7 +132,7 @@ class LeloraSteering:
             )
             self._end_decision(step, {"cut": True, **done})
 
-    def _decides(self, step: int) -> bool:
+    def decides(self, step: int) -> bool:
         """Whether a period ends here: until `until`, and once more to judge the last decision."""
         config = self.config
         if config.method not in ("lelora", "random") or step < config.first:
@@ -187,7 +185,7 @@ class LeloraSteering:
              "cost": self.brain.cost(now), "budget": self._budget(step), **row}
         )  # fmt: skip
 
-    def _measure(self, meter: Meter) -> Measured:
+    def _measure(self, meter: Measures) -> Measured:
         measured = meter.measure(self.begin)
         if self.path is not None:
             measured = self.path.instead_of(measured)
@@ -279,6 +277,7 @@ class LeloraSteering:
             self.has_pending = True
             return made[0], {}
         assert self.meter is not None
+        assert self.lessons is not None
         with paused(self.path):
             rewards = try_each(
                 made, self.adapters, self.training, self.lessons, self.meter, step * policy.horizon,
