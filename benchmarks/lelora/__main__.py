@@ -10,6 +10,7 @@ makes tables of the result.
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -47,7 +48,10 @@ def results(study: Study, file: Path, device: str) -> None:
     """Write everything that there is."""
     config, found = {**study.cells["about"], "dtype": str(study.dtype)}, study.cells["tasks"]
     summary = {
-        "tasks": {t: {k: v for k, v in of.items() if k != "runs"} for t, of in found.items()},
+        "tasks": {
+            t: {**{k: v for k, v in of.items() if k != "runs"}, "tuning": _tuned(of["tuning"])}
+            for t, of in found.items()
+        },
         "checks": [of["check"] for of in found.values() if "check" in of],
     }
     rows = [
@@ -56,6 +60,17 @@ def results(study: Study, file: Path, device: str) -> None:
         for method, runs in of["runs"].items()
     ]
     write(file, "lelora", device, config, rows, summary)
+
+
+def _tuned(tuning: dict[str, Any]) -> dict[str, Any]:
+    """Loss and accuracy of each run, without what each text came to."""
+    return {
+        method: {
+            lr: {seed: [run["loss"], run["accuracy"]] for seed, run in of.items()}
+            for lr, of in rates.items()
+        }
+        for method, rates in tuning.items()
+    }
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ EVA_TEXTS = 256
 """As many as the recipe reads in 8 batches of 32."""
 PROBE_TEXTS = LeloraClassifyConfig().probe
 JUDGING = 0.15
-"""Share of the training texts that judge populations."""
+"""Share of the training texts that judge populations: two thirds the rounds, the others the contest."""
 TUNING = Tuning(
     {"rslora": 1.5e-3, "pissa": 1e-3, "mica": 6e-3, "adalora": 6e-3, "loraxs": 6e-3, "full": 2e-4,
      "head": 1.2e-2}, 3e-3,
@@ -68,7 +68,8 @@ class Classification:
             base, spectra, partial(input_directions, base, train, EVA_TEXTS), rank, steps
         )
         self.probe = probe_of(base, train, self.data.labels)
-        self.learning, self.judging = train.split(1 - JUDGING)
+        self.learning, judging = train.split(1 - JUDGING)
+        self.judging = judging.split(2 / 3)
 
     def together(
         self, plan: Plan, forms: Sequence[Form], runs: Sequence[Run], dtype: torch.dtype, *,
@@ -94,8 +95,7 @@ class Classification:
     def scored(self, together: Together, part: str) -> list[Scored]:
         """With a bit for each text."""
         assert isinstance(together, Classifiers)
-        texts: Part = self.judging if part == "judging" else getattr(self.data, part)
-        scores = together.score(texts)
+        scores = together.score(getattr(self.data, part))
         return [
             Scored(float(loss), float(correct_X.double().mean()), {
                 "texts": len(correct_X),
@@ -103,6 +103,11 @@ class Classification:
             })
             for loss, correct_X in zip(scores.loss_P, scores.correct_PX, strict=True)
         ]  # fmt: skip
+
+    def judged(self, together: Together, check: bool) -> Tensor:
+        """Nats of each text."""
+        assert isinstance(together, Classifiers)
+        return together.score(self.judging[check]).loss_PX
 
 
 class Classifications:

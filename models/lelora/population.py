@@ -242,10 +242,9 @@ def losses(
     batches: Sequence[Mapping[str, Any]],
     each: Callable[[nn.Module, Mapping[str, Any]], Tensor],
 ) -> Tensor:
-    """Mean loss of every run over `batches`, (P,); `each` gives one loss a sample."""
-    total, count = torch.zeros(population.runs), 0
-    for batch in batches:
-        found_PB = population.by_run(each(population.model, population.repeated(batch)))
-        total += found_PB.sum(1).cpu()
-        count += found_PB.shape[1]
-    return total / max(count, 1)
+    """Loss of every sample of `batches` in every run, (P, X); `each` gives one loss a sample."""
+    found = [
+        population.by_run(each(population.model, population.repeated(batch))).cpu()
+        for batch in batches
+    ]
+    return torch.cat(found, 1)

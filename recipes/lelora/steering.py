@@ -29,7 +29,7 @@ from recipes.lelora.candidates import Lessons, paused, try_each
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.credit import Measured, Measures, Parameters, PathCredit
 from recipes.lelora.journal import Journal
-from recipes.lelora.population import Round, School, teach
+from recipes.lelora.population import Course, School, teach
 from recipes.lelora.shards import Snapshot
 from recipes.lelora.spectra import Spectra
 from recipes.lelora.switching import Adapters
@@ -76,7 +76,7 @@ class LeloraSteering:
     def _start(self) -> None:
         """The first setting, the same on every rank."""
         seen = broadcast(self._features(0))
-        self.rounds = self._learn_from_others(seen)
+        self.course = self._learn_from_others(seen)
         first = self.brain.first
         if self.config.method == "lelora":
             first = broadcast(self.brain.begin(seen))
@@ -86,24 +86,25 @@ class LeloraSteering:
         if self.path is not None:
             self.path.begin()
 
-    def _learn_from_others(self, seen: Tensor) -> list[Round]:
+    def _learn_from_others(self, seen: Tensor) -> Course | None:
         """From a population, unless an earlier start of this run has."""
         config, training = self.config, self.training
         file = training.run_dir / "policy.safetensors"
         if self.school is None or not config.population:
-            return []
+            return None
         if broadcast(file.is_file()):
             load_policy(file, self.brain.learner.policy)
-            return []
-        rounds = teach(
+            return None
+        course = teach(
             self.brain, self.adapters.targets, self.adapters.directions(), self.school, seen,
             runs=config.population, rounds=config.population_rounds, steps=config.population_steps,
             lr=training.optimizer.param_groups[0]["lr"], max_norm=training.max_norm,
         )  # fmt: skip
         if _rank() == 0:
-            told = {"rounds": [vars(each) for each in rounds], "runs": config.population}
+            told = {"rounds": [vars(each) for each in course.rounds], "runs": config.population,
+                    "contest": vars(course.contest)}  # fmt: skip
             save_policy(file, self.brain.learner.policy, told)
-        return rounds
+        return course
 
     def _parameters(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.parameters.named.items()}
@@ -114,9 +115,8 @@ class LeloraSteering:
         text = (
             f"{len(setting.widths)} matrices, {self.brain.cost(setting):,} parameters of adapters"
         )
-        if self.rounds:
-            losses = " ".join(f"{each.mean:.4f}" for each in self.rounds)
-            text += f"; populations' mean meta loss {losses}"
+        if self.course is not None:
+            text += f"; {self.course.words()}"
         took = f"decomposed in {spectra.seconds:.1f} s" if spectra.seconds else "decomposed before"
         return f"{text}; {took} ({spectra.file.name})"
 
