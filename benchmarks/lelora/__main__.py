@@ -107,7 +107,8 @@ def main() -> None:
         study = Study(
             subjects, options.out, Plan(options.steps, options.batch_size),
             School(options.runs, options.rounds, options.taught_steps), TUNING, rank=options.rank,
-            seeds=options.seeds, dtype=dtype,
+            seeds=options.seeds, dtype=dtype, until=began + options.seconds,
+            say=lambda line: print(f"{time.monotonic() - began:6.1f} {line}", flush=True),
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))
@@ -117,10 +118,13 @@ def main() -> None:
         pieces = [piece for piece in pieces if piece[1] != "clock" or piece[0] == tasks[0]]
         pieces.sort(key=lambda piece: (max(PARTS.index(piece[1]), 2), tasks.index(piece[0])))
     for task, part in pieces:
-        if time.monotonic() - began > options.seconds:
-            print(f"{task}, {part}: no time left")
-            continue
-        measure(study, task, part)
+        try:
+            measure(study, task, part)
+        except TimeoutError:
+            print(f"{task}, {part}: no time left, the same command goes on from here")
+            break
+        results(study, options.json, options.device)
+    if "tasks" in study.cells:
         results(study, options.json, options.device)
     print(f"{time.monotonic() - began:.0f} s; everything is in {options.json}")
 
