@@ -42,7 +42,7 @@ class Study:
 
     def __init__(
         self, subject: Callable[[str], Subject], folder: Path, plan: Plan, school: School,
-        tuning: Tuning, *, rank: int, seeds: int, dtype: torch.dtype, at_once: int = 160,
+        tuning: Tuning, *, rank: int, seeds: int, dtype: torch.dtype, at_once: int = 100,
         until: float = float("inf"), say: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
         """`subject` gives that of a task, always the same one; `at_once` runs fit beside each other.

@@ -266,7 +266,8 @@ def test_a_policy_from_elsewhere_decides_once(tmp_path):
 def taught(folder, name):
     from models.lelora.policy import load_policy
 
-    settings = {"population": 5, "population_rounds": 2, "population_steps": 4, "run_dir": name}
+    settings = {"population": 5, "population_rounds": 2, "population_steps": 4, "run_dir": name,
+                "policy": {"lr": 3e-2}}  # fmt: skip
     run = Run(folder, **settings)
     first = run.steering.adapters.setting
     policy = [p.detach().clone() for p in run.steering.brain.learner.policy.parameters()]
@@ -289,6 +290,7 @@ def test_a_population_teaches_the_policy_before_the_run(tmp_path):
     assert same
     assert kept
     assert told["runs"] == 5
+    assert told["contest"]["pairs"] == 2, "what was chosen is something else"
     assert [r["spread"] > 0 for r in told["rounds"]] == [True, True], "runs differ"
     for other_first, other_told, *_ in run_ranks(2, taught, str(tmp_path), "pair"):
         assert other_first == first
