@@ -10,6 +10,7 @@ makes tables of the result.
 import argparse
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,8 +25,9 @@ from benchmarks.lelora.training import Plan
 from benchmarks.results import write
 
 CORE = ("lora", "rslora", "frozen", "random", "full")
-REST = tuple(method for method in METHODS if method not in (*CORE, *TAUGHT))
-PARTS = ("core", "taught", "rest", "clock")
+ONLINE = ("online",)
+REST = tuple(method for method in METHODS if method not in (*CORE, *TAUGHT, *ONLINE))
+PARTS = ("core", "taught", "online", "rest", "clock")
 
 
 def measure(study: Study, task: str, part: str) -> None:
@@ -35,7 +37,7 @@ def measure(study: Study, task: str, part: str) -> None:
         return
     if part == "taught":
         study.teach(task)
-    methods = {"core": CORE, "taught": TAUGHT, "rest": REST}[part]
+    methods = {"core": CORE, "taught": TAUGHT, "online": ONLINE, "rest": REST}[part]
     study.tune(task, methods)
     study.compare(task, methods)
     if task == "wordnet":
@@ -46,7 +48,10 @@ def results(study: Study, file: Path, device: str) -> None:
     """Write everything that there is."""
     config, found = {**study.cells["about"], "dtype": str(study.dtype)}, study.cells["tasks"]
     summary = {
-        "tasks": {t: {k: v for k, v in of.items() if k != "runs"} for t, of in found.items()},
+        "tasks": {
+            t: {**{k: v for k, v in of.items() if k != "runs"}, "tuning": _tuned(of["tuning"])}
+            for t, of in found.items()
+        },
         "checks": [of["check"] for of in found.values() if "check" in of],
     }
     rows = [
@@ -55,6 +60,17 @@ def results(study: Study, file: Path, device: str) -> None:
         for method, runs in of["runs"].items()
     ]
     write(file, "lelora", device, config, rows, summary)
+
+
+def _tuned(tuning: dict[str, Any]) -> dict[str, Any]:
+    """Loss and accuracy of each run, without what each text came to."""
+    return {
+        method: {
+            lr: {seed: [run["loss"], run["accuracy"]] for seed, run in of.items()}
+            for lr, of in rates.items()
+        }
+        for method, rates in tuning.items()
+    }
 
 
 def main() -> None:
@@ -91,7 +107,8 @@ def main() -> None:
         study = Study(
             subjects, options.out, Plan(options.steps, options.batch_size),
             School(options.runs, options.rounds, options.taught_steps), TUNING, rank=options.rank,
-            seeds=options.seeds, dtype=dtype,
+            seeds=options.seeds, dtype=dtype, until=began + options.seconds,
+            say=lambda line: print(f"{time.monotonic() - began:6.1f} {line}", flush=True),
         )  # fmt: skip
     except ValueError as error:
         parser.error(str(error))
@@ -99,12 +116,15 @@ def main() -> None:
     pieces = [(task, part) for part in options.part or PARTS for task in tasks]
     if not options.part:  # what matters most comes first
         pieces = [piece for piece in pieces if piece[1] != "clock" or piece[0] == tasks[0]]
-        pieces.sort(key=lambda piece: (max(PARTS.index(piece[1]), 1), tasks.index(piece[0])))
+        pieces.sort(key=lambda piece: (max(PARTS.index(piece[1]), 2), tasks.index(piece[0])))
     for task, part in pieces:
-        if time.monotonic() - began > options.seconds:
-            print(f"{task}, {part}: no time left")
-            continue
-        measure(study, task, part)
+        try:
+            measure(study, task, part)
+        except TimeoutError:
+            print(f"{task}, {part}: no time left, the same command goes on from here")
+            break
+        results(study, options.json, options.device)
+    if "tasks" in study.cells:
         results(study, options.json, options.device)
     print(f"{time.monotonic() - began:.0f} s; everything is in {options.json}")
 

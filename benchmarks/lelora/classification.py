@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.lelora.classifying import Classifiers
-from benchmarks.lelora.data import Part, base_of, task_of
+from benchmarks.lelora.data import Data, Part, base_of, task_of
 from benchmarks.lelora.encoder import Encoder, encode
 from benchmarks.lelora.ground import Ground, Spectrum, Sums, eigenvectors, spectra_of
+from benchmarks.lelora.methods import online_config
+from benchmarks.lelora.online import Online, meta_rows
 from benchmarks.lelora.subject import Scored, Tuning
-from benchmarks.lelora.training import Plan, Run, Together
+from benchmarks.lelora.training import Plan, Run, Together, orders
+from models.lelora.padded import Padded
 from models.lelora.stacked import Form
 from models.linear_probe import Probe, fit_probe
 from recipes.lelora.classify import LeloraClassifyConfig
@@ -24,7 +27,7 @@ EVA_TEXTS = 256
 """As many as the recipe reads in 8 batches of 32."""
 PROBE_TEXTS = LeloraClassifyConfig().probe
 JUDGING = 0.15
-"""Share of the training texts that judge populations."""
+"""Share of the training texts that judge populations: two thirds the rounds, the others the contest."""
 TUNING = Tuning(
     {"rslora": 1.5e-3, "pissa": 1e-3, "mica": 6e-3, "adalora": 6e-3, "loraxs": 6e-3, "full": 2e-4,
      "head": 1.2e-2}, 3e-3,
@@ -65,7 +68,8 @@ class Classification:
             base, spectra, partial(input_directions, base, train, EVA_TEXTS), rank, steps
         )
         self.probe = probe_of(base, train, self.data.labels)
-        self.learning, self.judging = train.split(1 - JUDGING)
+        self.learning, judging = train.split(1 - JUDGING)
+        self.judging = judging.split(2 / 3)
 
     def together(
         self, plan: Plan, forms: Sequence[Form], runs: Sequence[Run], dtype: torch.dtype, *,
@@ -73,13 +77,25 @@ class Classification:
     ) -> Classifiers:  # fmt: skip
         """Runs side by side."""
         data = replace(self.data, train=self.learning) if judged else self.data
+        if isinstance(forms[0], Padded):
+            return self._online(data, plan, forms[0], runs, dtype)
         return Classifiers(self.base, data, plan, forms, runs, dtype, self.probe)
+
+    def _online(
+        self, data: Data, plan: Plan, form: Padded, runs: Sequence[Run], dtype: torch.dtype
+    ) -> Classifiers:
+        """The same, each with a policy of its own that decides."""
+        config, texts = online_config(self.ground), len(data.train)
+        apart = {run.seed: meta_rows(config, texts, run.seed) for run in runs}
+        rows_SPB = orders([run.seed for run in runs], texts, plan, apart)
+        found = Classifiers(self.base, data, plan, [form], runs, dtype, self.probe, rows_SPB)
+        Online(found, form, self.ground, config, runs, texts, [found.head_PCD, found.bias_PC])
+        return found
 
     def scored(self, together: Together, part: str) -> list[Scored]:
         """With a bit for each text."""
         assert isinstance(together, Classifiers)
-        texts: Part = self.judging if part == "judging" else getattr(self.data, part)
-        scores = together.score(texts)
+        scores = together.score(getattr(self.data, part))
         return [
             Scored(float(loss), float(correct_X.double().mean()), {
                 "texts": len(correct_X),
@@ -87,6 +103,11 @@ class Classification:
             })
             for loss, correct_X in zip(scores.loss_P, scores.correct_PX, strict=True)
         ]  # fmt: skip
+
+    def judged(self, together: Together, check: bool) -> Tensor:
+        """Nats of each text."""
+        assert isinstance(together, Classifiers)
+        return together.score(self.judging[check]).loss_PX
 
 
 class Classifications:

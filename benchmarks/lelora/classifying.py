@@ -23,9 +23,14 @@ CHUNK = 100
 class Scores:
     """Of one part, by run."""
 
-    loss_P: Tensor
+    loss_PX: Tensor
     correct_PX: Tensor
     """Booleans."""
+
+    @property
+    def loss_P(self) -> Tensor:  # noqa: N802
+        """Mean over the texts."""
+        return self.loss_PX.mean(1)
 
 
 class Classifiers(Together):
@@ -61,22 +66,22 @@ class Classifiers(Together):
         """Cross-entropy of the labels."""
         texts = self.data.train[rows_PB]
         logits_PBC = self.logits(self.matrices(), self.cast(self.rest), texts)
-        summed = nn.functional.cross_entropy(
-            logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="sum"
+        loss_X = nn.functional.cross_entropy(
+            logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="none"
         )
-        return summed / rows_PB.shape[1]
+        return loss_X.view_as(rows_PB).mean(1)
 
     @torch.no_grad()
     def score(self, part: Part) -> Scores:
         """Loss and what is right, of every run."""
         matrices, rest, P = self.matrices(), self.cast(self.rest), len(self.head_PCD)
-        loss_P, correct = torch.zeros(P, device=self.device), []
+        losses, correct = [], []
         for rows in torch.arange(len(part), device=self.device).split(CHUNK):
             texts = part[rows.expand(P, len(rows))]
             logits_PBC = self.logits(matrices, rest, texts)
             of = nn.functional.cross_entropy(
                 logits_PBC.flatten(0, 1), texts[2].flatten(), reduction="none"
             )
-            loss_P += of.view(P, -1).sum(1)
+            losses.append(of.view(P, -1))
             correct.append(logits_PBC.argmax(-1) == texts[2])
-        return Scores((loss_P / len(part)).cpu(), torch.cat(correct, 1).cpu())
+        return Scores(torch.cat(losses, 1).cpu(), torch.cat(correct, 1).cpu())

@@ -12,6 +12,7 @@
 | loraxs | so that as many train, and not more | a core (0) between fixed factors of the largest |
 | adalora | 1.5 r, falling to r in the mean | triplets |
 | frozen, random, learned | r; by chance; by a policy: at the same cost | A (random components), B (0) |
+| online | r at first, then by the policy that decides during the run: at most as many | the same |
 | frozen-half, learned-half | r / 2 in the mean | the same |
 | full, head | | everything; only the classifier, as all the others do, too |
 """
@@ -25,10 +26,12 @@ from torch import Tensor
 
 from benchmarks.lelora.ground import Ground, in_order
 from models.lelora.allocated import Allocated, Falling
+from models.lelora.padded import Padded
 from models.lelora.stacked import Cores, Form, Frozen, Magnitudes, Products, Rows, Whole
 from models.lelora.windows import order
 from recipes.lelora.adalora import GROW
 from recipes.lelora.brain import Setting
+from recipes.lelora.config import LeloraConfig
 
 ALPHA = 2.0
 """LoRA's alpha over the rank."""
@@ -36,7 +39,7 @@ PEFT = ("lora", "rslora", "dora", "pissa", "milora", "mica", "eva", "adalora", "
 CHOSEN = ("random", "learned", "learned-half")
 """Widths and scales of each matrix come from a `Setting`."""
 OWN = ("frozen", "frozen-half", *CHOSEN)
-METHODS = (*PEFT, *OWN, "full", "head")
+METHODS = (*PEFT, *OWN, "online", "full", "head")
 
 
 def parameters(ground: Ground, method: str, setting: Setting | None = None) -> int:
@@ -76,6 +79,11 @@ def mica_rank(ground: Ground) -> int:
     return parameters(ground, "lora") // sum(len(w) * w.shape[2] for w in ground.base.matrices)
 
 
+def online_config(ground: Ground) -> LeloraConfig:
+    """The recipe's own, at this rank."""
+    return LeloraConfig(rank=ground.rank)
+
+
 def form_of(
     ground: Ground, method: str, seeds: Sequence[int], settings: Sequence[Setting | None]
 ) -> Form:
@@ -85,6 +93,9 @@ def form_of(
         return Whole(base, runs)
     if method == "head":
         return Frozen(base, runs)
+    if method == "online":
+        config = online_config(ground)
+        return Padded(base, runs, max(config.widths), config.fold_rank)
     if method == "loraxs":
         r = core_rank(ground)
         left = [s.left_LMK[..., :r] for s in ground.spectra]

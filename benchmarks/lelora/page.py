@@ -30,7 +30,10 @@ PAGE, RESULTS = ROOT / "docs" / "lelora.md", ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured -->", "<!-- end of what was measured -->"
 TITLES = {"wordnet": "WordNet glosses", "newsgroups": "20 newsgroups", "reuters": "Reuters-52",
           "kjv": "Modern to King James verse"}  # fmt: skip
-PAIRS = (("learned", "frozen"), ("learned", "random"), ("learned", "lora"), ("frozen", "lora"))
+PAIRS = (
+    *((policy, other) for policy in ("learned", "online") for other in ("frozen", "random", "lora")),
+    ("online", "learned"), ("frozen", "lora"),
+)  # fmt: skip
 HALVES = ("frozen-half", "learned-half")
 
 
@@ -62,7 +65,9 @@ def comparison(result: Mapping[str, Any]) -> list[str]:
         found = {method: values(of) for method, of in runs.items()}
         lines += [*_table(task, runs, found, result["summary"]["tasks"][task]), ""]
         measure = measure_of(next(iter(runs.values()))[0])
-        lines += [f"- {line}" for line in _said(found, measure)] + [""]
+        summary = result["summary"]["tasks"][task]
+        said = [*_said(found, measure), *policies(runs, summary)]
+        lines += [f"- {line}" for line in said] + [""]
     return lines
 
 
@@ -163,6 +168,33 @@ def _said(found: Mapping[str, Values], measure: Measure) -> list[str]:
                 f"full fine-tuning is {full - lora:.2f} {measure.points} above LoRA; learned closes "
                 f"{share:.0f} % of it"
             )
+    return lines
+
+
+def policies(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], summary: Mapping[str, Any]
+) -> list[str]:
+    """What policies did: the contest in the end of teaching, and decisions during runs."""
+    lines = []
+    if "contest" in summary:
+        won = summary["contest"]
+        how = "so it is taken" if won["better"] else "so equal ranks are kept"
+        lines.append(
+            f"what populations chose is better than equal ranks by {won['gain']:.4f} nats, standard "
+            f"error {won['error']:.4f}, in {won['pairs']} pairs of runs: {how}"
+            if won["pairs"]
+            else "populations chose equal ranks"
+        )
+    decided = [run["decisions"] for run in runs.get("online", ()) if "decisions" in run]
+    if decided:
+        rows, switched, learnt, back = (
+            statistics.mean(sum(float(row.get(key) or 0) for row in of) for of in decided)
+            for key in ("rows", "switched", "learnt", "went_back")
+        )
+        lines.append(
+            f"online, a run: {rows:.1f} rows switched in {switched:.1f} matrices; learnt from "
+            f"{learnt:.1f} of {len(decided[0])} periods; went back {back:.1f} times"
+        )
     return lines
 
 

@@ -3,7 +3,6 @@
 M matrices, F features
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +12,10 @@ from benchmarks.lelora.ground import Ground, in_order
 from models.lelora.budget import Shape
 from models.lelora.features import Faring, features, static_features
 from models.lelora.inject import Target, matrix_kind
-from recipes.lelora.brain import Brain, Decision, Setting
+from recipes.lelora.brain import Brain, Setting
 from recipes.lelora.config import LeloraConfig, PolicyConfig
-from recipes.lelora.population import Round, teach_by
+from recipes.lelora.contest import Judge
+from recipes.lelora.population import Course, teach_by
 
 
 @dataclass(frozen=True)
@@ -85,23 +85,17 @@ class Taught:
     whole: Setting
     """At LoRA's cost."""
     half: Setting
-    rounds: list[Round]
+    course: Course
 
 
-def teach(
-    ground: Ground, school: School, judge: Callable[[int, Sequence[Setting]], list[float]]
-) -> Taught:
-    """What a policy chooses that has learnt from short runs, whose losses `judge` gives."""
+def teach(ground: Ground, school: School, judge: Judge) -> Taught:
+    """What a policy chooses that has learnt from short runs, which `judge` trains."""
     brain = brain_of(ground, config_of(ground, school, 1.0), seed=0)
     seen = seen_of(ground, brain)
-
-    def of(number: int, decisions: Sequence[Decision]) -> list[float]:
-        return judge(number, [decision.setting for decision in decisions])
-
-    rounds = teach_by(of, brain, seen, runs=school.runs, rounds=school.rounds)
+    course = teach_by(judge, brain, seen, runs=school.runs, rounds=school.rounds)
     whole = brain.begin(seen)
     brain.budget //= 2
-    return Taught(whole, brain.begin(seen), rounds)
+    return Taught(whole, brain.begin(seen), course)
 
 
 def by_chance(ground: Ground, seed: int) -> Setting:

@@ -13,17 +13,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.lelora.methods import CHOSEN, form_of, parameters
 from benchmarks.lelora.policy import School, by_chance, teach
 from benchmarks.lelora.subject import Subject, Tuning
 from benchmarks.lelora.training import Plan, Run, Together
+from benchmarks.lelora.tuning import best_rate
 from recipes.lelora.brain import Setting
 
 TEACHING_SEED = 2000
 TAUGHT = ("learned", "learned-half")
+APART = ("full", "online")
+"""Methods whose runs are not trained beside others: everything trains, or a policy decides."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Study:
 
     def __init__(
         self, subject: Callable[[str], Subject], folder: Path, plan: Plan, school: School,
-        tuning: Tuning, *, rank: int, seeds: int, dtype: torch.dtype, at_once: int = 160,
+        tuning: Tuning, *, rank: int, seeds: int, dtype: torch.dtype, at_once: int = 100,
         until: float = float("inf"), say: Callable[[str], None] = print,
     ) -> None:  # fmt: skip
         """`subject` gives that of a task, always the same one; `at_once` runs fit beside each other.
@@ -52,7 +54,10 @@ class Study:
         self.at_once, self.until, self.say = at_once, until, say
         self.cells: dict[str, Any] = {}
         self.file = folder / "cells.json"
-        about = {"plan": asdict(plan), "school": asdict(school), "rank": rank, "seeds": seeds}
+        about = {
+            "plan": asdict(plan), "school": asdict(school), "rank": rank, "seeds": seeds,
+            "tuning_seeds": list(tuning.seeds),
+        }  # fmt: skip
         if self.file.exists():
             self.cells = json.loads(self.file.read_text())
             if self.cells["about"] != about:
@@ -152,34 +157,32 @@ class Study:
         scores = self.subject(task).scored(together, "validation")
         for one, scored in zip(asked, scores, strict=True):
             of = self.of(task)["tuning"][one.method].setdefault(f"{one.lr:.4g}", {})
-            of[str(one.seed)] = [scored.loss, scored.accuracy]
+            of[str(one.seed)] = {
+                "loss": scored.loss, "accuracy": scored.accuracy, **scored.kept
+            }  # fmt: skip
         self.note(task, f"tuning of {len(asked)} runs", seconds, began)
 
     def rate(self, task: str, method: str) -> float:
-        """The learning rate with the most right on validation, then the least loss; or by loss first.
+        """The learning rate that validation says: see `benchmarks.lelora.tuning`.
 
         None counts that is more than half of one at which a run has collapsed: other seeds would, too.
         """
-
-        def good(lr: str) -> tuple[float, float]:
-            values = np.nan_to_num(np.array(list(tuning[lr].values())).mean(0), nan=1e9)
-            right, nats = float(values[1]), -float(values[0])
-            return (nats, right) if self.tuning.by_loss else (right, nats)
-
-        tuning = self.of(task)["tuning"][method]
+        tried = {float(lr): list(of.values()) for lr, of in self.of(task)["tuning"][method].items()}
         broken = [
-            float(lr)
-            for lr, of in tuning.items()
-            if any(self.collapsed(task, "validation", *run) for run in of.values())
+            lr
+            for lr, runs in tried.items()
+            if any(self.collapsed(task, "validation", r["loss"], r["accuracy"]) for r in runs)
         ]
-        safe = [lr for lr in tuning if float(lr) <= 0.501 * min(broken, default=float("inf"))]
-        return float(max(safe or tuning, key=good))
+        safe = {
+            lr: of for lr, of in tried.items() if lr <= 0.501 * min(broken, default=float("inf"))
+        }
+        return best_rate(safe or tried, by_loss=self.tuning.by_loss)
 
     def teach(self, task: str) -> None:
         """Have a policy learn from populations, at the rate that is best without one.
 
-        Their runs are judged by training texts that they have not seen: those of validation choose the
-        learning rates, and nothing else.
+        Their runs are judged by training texts that they have not seen, and what came of them by others:
+        those of validation choose the learning rates, and nothing else.
         """
         kept, lr = self.of(task), self.rate(task, "frozen")
         if "learned" in kept["settings"]:
@@ -189,23 +192,26 @@ class Study:
         ground = subject.ground
         began, plan = time.monotonic(), Plan(self.school.steps, self.plan.batch_size)
 
-        def judge(number: int, settings: Sequence[Setting]) -> list[float]:
-            seed, found = TEACHING_SEED + number, []
+        def judge(numbers: Sequence[int], settings: Sequence[Setting], check: bool) -> torch.Tensor:
+            found = []
             for first in range(0, len(settings), self.at_once):
                 some = settings[first : first + self.at_once]
-                form = form_of(ground, "learned", [seed] * len(some), list(some))
-                runs = [Run(seed, lr)] * len(some)
+                seeds = [TEACHING_SEED + n for n in numbers[first : first + self.at_once]]
+                form = form_of(ground, "learned", seeds, list(some))
+                runs = [Run(seed, lr) for seed in seeds]
                 together = subject.together(plan, [form], runs, self.dtype, judged=True)
                 together.train()
-                found += [scored.loss for scored in subject.scored(together, "judging")]
+                found.append(subject.judged(together, check))
                 del together
                 free()
-            return found
+            return torch.cat(found)
 
         taught = teach(ground, self.school, judge)
         for method, setting in (("learned", taught.whole), ("learned-half", taught.half)):
             kept["settings"][method] = {"widths": setting.widths, "scales": setting.scales}
-        kept["rounds"] = [vars(each) for each in taught.rounds]
+        kept["rounds"] = [vars(each) for each in taught.course.rounds]
+        contest = taught.course.contest
+        kept["contest"] = {**vars(contest), "better": contest.better}
         self.note(task, "teaching", time.monotonic() - began, began)
 
     def compare(self, task: str, methods: Sequence[str]) -> None:
@@ -229,18 +235,19 @@ class Study:
                     "seed": one.seed, "lr": one.lr, "loss": scored.loss, "accuracy": scored.accuracy,
                     "collapsed": self.collapsed(task, "test", scored.loss, scored.accuracy),
                     "skipped": int(together.optimizer.skipped_P[n]), **scored.kept,
+                    **together.notes[n],
                     "parameters": parameters(subject.ground, one.method, setting),
                 })  # fmt: skip
             self.note(task, f"{len(part)} runs", seconds, began)
 
     def _parts(self, asked: list[Asked]) -> list[list[Asked]]:
-        """As many at once as fit, all seeds of a method together; runs that train everything apart."""
+        """As many at once as fit, all seeds of a method together; those of `APART` by themselves."""
         found: list[list[Asked]] = []
-        for whole in (False, True):
+        for apart in (None, *APART):
             part: list[Asked] = []
             by_method: dict[str, list[Asked]] = {}
             for one in asked:
-                if (one.method == "full") == whole:
+                if (one.method if one.method in APART else None) == apart:
                     by_method.setdefault(one.method, []).append(one)
             for of in by_method.values():
                 if part and len(part) + len(of) > self.at_once:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from benchmarks.lelora.ground import Ground
 from benchmarks.lelora.training import Plan, Run, Together
@@ -32,10 +33,10 @@ class Tuning:
     """Of other methods."""
     tried: int = 5
     """By factors of 2 around the middle, at first."""
-    seeds: Sequence[int] = (1000, 1001)
+    seeds: Sequence[int] = (1000, 1001, 1002, 1003)
     """None of those that count."""
     by_loss: bool = False
-    """The least loss is best, and not the most that is right."""
+    """The least loss is best, whatever is right."""
 
     def rates(self, method: str) -> list[float]:
         """Those that are tried at first."""
@@ -55,4 +56,10 @@ class Subject(Protocol):
         """Runs side by side, on all training texts, or without those that judge them."""
 
     def scored(self, together: Together, part: str) -> list[Scored]:
-        """Each run, on `validation` or `test`, or on the training texts that judge (`judging`)."""
+        """Each run, on `validation` or `test`."""
+
+    def judged(self, together: Together, check: bool) -> Tensor:
+        """Each run's loss on the training texts that judge rounds of a population, (P, X).
+
+        With `check`: on those that judge what came of all rounds.
+        """

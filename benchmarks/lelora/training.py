@@ -12,8 +12,9 @@ be slower.
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,14 +47,22 @@ class Run:
     lr: float
 
 
-def orders(seeds: Sequence[int], texts: int, plan: Plan) -> Tensor:
-    """Rows of the training part, (steps, P, B): every text once in each epoch, by the seed."""
+def orders(
+    seeds: Sequence[int], texts: int, plan: Plan, without: Mapping[int, Sequence[int]] | None = None
+) -> Tensor:
+    """Rows of the training part, (steps, P, B): every text once in each epoch, by the seed.
+
+    Texts `without` which a seed trains are passed over: the others stay in their order.
+    """
     needed = plan.steps * plan.batch_size
     of_seed = {}
     for seed in set(seeds):
         generator = torch.Generator().manual_seed(seed)
-        epochs = [torch.randperm(texts, generator=generator) for _ in range(-(-needed // texts))]
-        of_seed[seed] = torch.cat(epochs)[:needed].view(plan.steps, plan.batch_size)
+        trains = torch.ones(texts, dtype=torch.bool)
+        trains[list((without or {}).get(seed, ()))] = False
+        epochs = -(-needed // int(trains.sum()))
+        drawn = torch.cat([torch.randperm(texts, generator=generator) for _ in range(epochs)])
+        of_seed[seed] = drawn[trains[drawn]][:needed].view(plan.steps, plan.batch_size)
     return torch.stack([of_seed[seed] for seed in seeds], 1)
 
 
@@ -98,10 +107,20 @@ class Together:
         self.at = torch.zeros((), dtype=torch.long, device=self.device)
         self.scale = LOSS_SCALE if dtype == torch.float16 else 1.0
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.after: Callable[[int], None] = lambda step: None
+        """What happens between steps: is called with the number of those that are done."""
+        self.notes: list[dict[str, Any]] = [{} for _ in runs]
+        """What is to be kept of each run, beside its scores."""
 
     def losses(self, rows_PB: Tensor) -> Tensor:
-        """The sum of all runs' mean losses on these rows of the training part."""
+        """Each run's mean loss on its rows of the training part, (P,)."""
         raise NotImplementedError
+
+    def gradients(self, rows_PB: Tensor, share: float = 1.0) -> tuple[Tensor, list[Tensor]]:
+        """Each run's mean loss, (P,), and gradients of it times `share`."""
+        loss_P = self.losses(rows_PB)
+        found = torch.autograd.grad(loss_P.sum() * (share * self.scale), self.parameters)
+        return loss_P.detach(), [g / self.scale for g in found]
 
     def cast(self, rest: dict[str, Tensor]) -> dict[str, Tensor]:
         """What is no matrix, for products."""
@@ -109,9 +128,8 @@ class Together:
 
     def step(self) -> None:
         """One optimizer step of all runs."""
-        loss = self.losses(self.rows_SPB.index_select(0, self.at[None])[0])
-        found = torch.autograd.grad(loss * self.scale, self.parameters)
-        gradients = self._by_form([g / self.scale for g in found], "masked")
+        _, gradients = self.gradients(self.rows_SPB.index_select(0, self.at[None])[0])
+        gradients = self._by_form(gradients, "masked")
         gradients = self._by_form(self.optimizer.clipped(gradients), "before_step")
         self.optimizer.step(gradients, self.share_S.index_select(0, self.at[None])[0])
         self._by_form(gradients, "after_step")
@@ -131,8 +149,9 @@ class Together:
         if self.device.type == "cuda":
             self._record()
         begin = time.monotonic()
-        for _ in range(self.plan.steps):
+        for done in range(1, self.plan.steps + 1):
             self.graph.replay() if self.graph is not None else self.step()
+            self.after(done)
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.monotonic() - begin
@@ -141,7 +160,10 @@ class Together:
         moments = [x for pair in self.optimizer.moments for x in pair]
         allocated = [x for f in self.forms for x in vars(f).values() if isinstance(x, Tensor)]
         allocated += [
-            x for f in self.forms for name in ("importance", "change") for x in getattr(f, name, [])
+            x
+            for f in self.forms
+            for name in ("importance", "change", "age")
+            for x in getattr(f, name, [])
         ]
         counts = [self.optimizer.done, self.optimizer.skipped_P, self.at]
         return [*self.parameters, *moments, *allocated, *counts]

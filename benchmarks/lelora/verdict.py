@@ -47,9 +47,14 @@ def values(runs: Sequence[Mapping[str, Any]], resamples: int = 2000) -> Values:
     return resampled([_accuracy(run) for run in ordered], ordered[0]["texts"], resamples, seed=0)
 
 
-def _accuracy(run: Mapping[str, Any]) -> Weighted:
+def right_of(run: Mapping[str, Any]) -> Floats:
+    """1 for each text that a run has right, else 0."""
     bits = np.frombuffer(base64.b64decode(run["correct"]), dtype=np.uint8)
-    right_X = np.unpackbits(bits, count=run["texts"]).astype(np.float64)
+    return np.unpackbits(bits, count=run["texts"]).astype(np.float64)
+
+
+def _accuracy(run: Mapping[str, Any]) -> Weighted:
+    right_X = right_of(run)
 
     def of(drawn_RX: Ints) -> Floats:
         found: Floats = 100 * (drawn_RX @ right_X) / drawn_RX.sum(1)

@@ -15,6 +15,7 @@ from benchmarks.lelora.gguf import Packed, dequantised
 from benchmarks.lelora.ground import Ground, Spectrum, Sums, eigenvectors
 from benchmarks.lelora.subject import Scored, Tuning
 from benchmarks.lelora.training import Plan, Run, Together, orders
+from models.lelora.padded import Padded
 from models.lelora.spectrum import decompose_stack
 from models.lelora.stacked import Factors, Form, beside
 
@@ -22,7 +23,7 @@ CHUNK = 800
 """Pairs of all runs that are scored at a time."""
 EVA_PAIRS = 256
 JUDGING = 400
-"""Training pairs that judge populations."""
+"""Training pairs that judge populations: two thirds the rounds, the others the contest."""
 TUNING = Tuning(
     {"rslora": 1e-3, "pissa": 5e-4, "mica": 4e-3, "adalora": 4e-3, "loraxs": 4e-3, "full": 2e-4}, 2e-3,
     tried=3, seeds=(1000,), by_loss=True,
@@ -122,7 +123,7 @@ class Writers(Together):
         pairs = self.train_pairs[rows_PB]
         nats_PBU, _ = self.nats(self.layers(), self.cast(self.rest), pairs)
         targets_P = (pairs[2] >= 0).flatten(1).sum(1)
-        return (nats_PBU.flatten(1).sum(1) / targets_P).sum()
+        return nats_PBU.flatten(1).sum(1) / targets_P
 
     @torch.no_grad()
     def score(self, part: Pairs) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,7 +167,12 @@ class Verses:
         every = {p: of.part(slice(pairs)) for p, of in every.items()}
         judging = min(JUDGING, len(self.train) // 4)
         self.learning = self.train.part(slice(len(self.train) - judging))
-        self.parts = {**every, "judging": self.train.part(slice(len(self.train) - judging, None))}
+        edge = len(self.train) - judging // 3
+        self.judging = (
+            self.train.part(slice(len(self.train) - judging, edge)),
+            self.train.part(slice(edge, None)),
+        )
+        self.parts = every
         whole = ("validation", "test") if pairs is None else ()
         self.bytes = {p: int(stored[f"kjv/{p}/bytes"]) for p in whole}
         look = partial(input_directions, self.base, self.train, EVA_PAIRS)
@@ -182,7 +188,8 @@ class Verses:
         self, plan: Plan, forms: Sequence[Form], runs: Sequence[Run], dtype: torch.dtype, *,
         judged: bool = False,
     ) -> Writers:  # fmt: skip
-        """Runs side by side."""
+        """Runs side by side. No policy decides during these."""
+        assert not any(isinstance(form, Padded) for form in forms)
         train = self.learning if judged else self.train
         return Writers(self.base, train, plan, forms, runs, dtype)
 
@@ -202,3 +209,9 @@ class Verses:
             total = float(targets_X.sum())
             found.append(Scored(float(nats_X.sum()) / total, float(right_X.sum()) / total, kept))
         return found
+
+    def judged(self, together: Together, check: bool) -> Tensor:
+        """Nats of each pair, in such a unit that their mean is that of a target."""
+        assert isinstance(together, Writers)
+        nats_PX, _, targets_X = together.score(self.judging[check])
+        return nats_PX / targets_X.double().mean()

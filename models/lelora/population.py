@@ -102,6 +102,9 @@ class StackedAdamW:
         self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
         self.done = torch.zeros((), dtype=torch.float64, device=lr_P.device)
         """Steps."""
+        self.ages: list[Tensor | None] = [None] * len(self.parameters)
+        """Steps of the entries of each parameter, where they did not all begin together: tensors that
+        go with it, and that whoever gives them counts up before a step. None: `done`."""
         self.skipped_P = torch.zeros_like(lr_P)
         """Of them, those that a run has not made."""
 
@@ -124,17 +127,23 @@ class StackedAdamW:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor], share: float | Tensor = 1.0) -> None:
         """One step; `share` is of the learning rates."""
-        (beta1, beta2), t = self.betas, self.done.add_(1)
-        now = share / (1 - beta1**t)
-        rate_P = self.lr_P * now
-        for p, g, (mean, square), of, own in zip(
-            self.parameters, gradients, self.moments, self.slices, self.rates, strict=True
+        (beta1, beta2), done = self.betas, self.done.add_(1)
+        for p, g, (mean, square), of, own, age in zip(
+            self.parameters,
+            gradients,
+            self.moments,
+            self.slices,
+            self.rates,
+            self.ages,
+            strict=True,
         ):
+            t = done if age is None else age.double()
             mean.lerp_(g, 1 - beta1)
             square.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            denominator = (square.sqrt() / (1 - beta2**t).sqrt()).add_(self.eps)
-            rate = _along(rate_P[of], p) if own is None else (own * now).to(p.dtype)
-            p.sub_(rate * mean / denominator)
+            denominator = (square.sqrt() / (1 - beta2**t).sqrt().to(p.dtype)).add_(self.eps)
+            now = share / (1 - beta1**t)
+            rate = (_along(self.lr_P[of], p) if own is None else own) * now
+            p.sub_(rate.to(p.dtype) * mean / denominator)
 
 
 class Population:
@@ -233,10 +242,9 @@ def losses(
     batches: Sequence[Mapping[str, Any]],
     each: Callable[[nn.Module, Mapping[str, Any]], Tensor],
 ) -> Tensor:
-    """Mean loss of every run over `batches`, (P,); `each` gives one loss a sample."""
-    total, count = torch.zeros(population.runs), 0
-    for batch in batches:
-        found_PB = population.by_run(each(population.model, population.repeated(batch)))
-        total += found_PB.sum(1).cpu()
-        count += found_PB.shape[1]
-    return total / max(count, 1)
+    """Loss of every sample of `batches` in every run, (P, X); `each` gives one loss a sample."""
+    found = [
+        population.by_run(each(population.model, population.repeated(batch))).cpu()
+        for batch in batches
+    ]
+    return torch.cat(found, 1)

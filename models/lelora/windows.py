@@ -8,6 +8,7 @@ With it, an action names one of eight places, and the w components from there on
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 
 WINDOWS = ("random", "gaussian", "principal", "middle", "minor", "even")
 STARTS = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 1.0)
@@ -36,8 +37,7 @@ def order(kind: str, rows: int, k: int, key: str) -> list[int]:
         return list(range(first, first + rows))
     if kind == "even":
         return [_even(n, rows, k) for n in _spread(rows)]
-    ranked = sorted(range(k), key=lambda component: _digest(f"{key}/{component}"))
-    return ranked[:rows]
+    return list(_drawn(rows, k, key))
 
 
 def window(start: int, width: int, k: int) -> list[int]:
@@ -56,6 +56,13 @@ def needed(windows: bool, kind: str, widths: Sequence[int], k: int, key: str) ->
             for start in range(len(STARTS)):
                 found.update(window(start, width, k))
     return sorted(found)
+
+
+@lru_cache(maxsize=65536)
+def _drawn(rows: int, k: int, key: str) -> tuple[int, ...]:
+    """Kept, since every decision asks for it anew, and thousands of digests are not for nothing."""
+    ranked = sorted(range(k), key=lambda component: _digest(f"{key}/{component}"))
+    return tuple(ranked[:rows])
 
 
 def _even(number: int, rows: int, k: int) -> int:

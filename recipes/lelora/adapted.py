@@ -21,6 +21,7 @@ from recipes.lelora.activations import give_directions, input_products
 from recipes.lelora.adalora import AdaLora
 from recipes.lelora.candidates import Lessons
 from recipes.lelora.config import OWN, PEFT, STATIC, LeloraConfig
+from recipes.lelora.credit import Meter, Parameters
 from recipes.lelora.journal import spectrum_panel
 from recipes.lelora.meta import Part, meta_batches, set_apart
 from recipes.lelora.population import School
@@ -167,17 +168,21 @@ class Adapted:
         begin()
         if not self.has_adapters:
             return None
-        meta = None
+        meter = None
         if self._judges:
             assert self._parts is not None, "train_samples comes first"
             meta = meta_batches(
                 self._parts[1], self.config.meta_samples, task.collate, task.count,
                 rank=training.rank, ranks=training.ranks, size=size,
             )  # fmt: skip
+            parameters = Parameters(training.model, [target.adapter for target in self.targets])
+            meter = Meter(
+                training.model, task.loss, meta, parameters, training.ranks, training.device
+            )
         taught = None
         if self.config.population and school is not None and self._parts is not None:
             taught = school(self._parts[1])
-        self.steering = LeloraSteering(self.config, training, self.targets, lessons, meta, taught)
+        self.steering = LeloraSteering(self.config, training, self.targets, meter, lessons, taught)
         return self.steering
 
     def panels(self) -> list[dict[str, Any]]:

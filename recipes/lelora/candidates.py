@@ -16,7 +16,7 @@ from parallel.fsdp import set_last_micro_batch
 from parallel.norm import clip, global_norm
 from recipes.abilities import Training
 from recipes.lelora.brain import Decision
-from recipes.lelora.credit import Meter, PathCredit
+from recipes.lelora.credit import Measures, PathCredit
 from recipes.lelora.shards import Snapshot
 from recipes.lelora.switching import Adapters
 from recipes.task import Batch
@@ -38,7 +38,7 @@ def try_each(
     adapters: Adapters,
     training: Training,
     lessons: Lessons,
-    meter: Meter,
+    meter: Measures,
     first: int,
     horizon: int,
     budget: int,

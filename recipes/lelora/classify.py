@@ -218,8 +218,11 @@ class LeloraClassifyTask:
         )  # fmt: skip
 
     def _school(self, training: Training, meta: Part) -> School:
-        """What a population learns on: batches of the run's size, in the samples' order."""
-        number = min(len(meta), self.adapted.config.meta_samples)
+        """What a population learns on: batches of the run's size, in the samples' order.
+
+        Rounds are judged by the first meta samples, at most half of them; the contest by as many others.
+        """
+        number = min(len(meta) // 2, self.adapted.config.meta_samples)
         base = self._base_model()
         whole = self.adapted.whole_base(self, base, lambda stored: self._locate_base(base, stored))
         heads = {f"{h}.{n}": p for h in head_names(base) for n, p in _parameters(training.model, h)}
@@ -237,7 +240,8 @@ class LeloraClassifyTask:
             batch=in_turn(
                 self.train_samples(), training.micro_batch_size * training.ranks, self.collate
             ),
-            meta=[self.collate([meta[n] for n in range(number)])], device=training.device,
+            meta=[self.collate([meta[n] for n in range(number)])],
+            check=[self.collate([meta[number + n] for n in range(number)])], device=training.device,
             head_lr=self.config.head_lr,
         )  # fmt: skip
 

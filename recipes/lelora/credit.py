@@ -11,7 +11,7 @@ steps are large it sees noise and curvature, and its sum had the wrong sign in m
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -48,6 +48,16 @@ class Measured:
         total = float(self.credit_M.sum()) + self.rest
         drop = self.before - self.after
         return abs(total - drop) / max(abs(drop), 1e-12)
+
+
+class Measures(Protocol):
+    """Who tells what a period was worth."""
+
+    def loss(self) -> float:
+        """On the meta samples, now."""
+
+    def measure(self, before: Mapping[str, Tensor]) -> Measured:
+        """From the parameters in `before` to those that there are."""
 
 
 class Parameters:

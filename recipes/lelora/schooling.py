@@ -35,8 +35,8 @@ def copies(
 
 def in_turn(
     samples: Samples, size: int, collate: Callable[[Sequence[Any]], Batch]
-) -> Callable[[int], Batch]:
-    """Gives the batch of a number: samples in their order, from the first again after the last."""
-    return lambda number: collate(
-        [samples[(number * size + n) % len(samples)] for n in range(size)]
+) -> Callable[[Sequence[int]], Batch]:
+    """Gives the batches of numbers as one: samples in order, from the first again after the last."""
+    return lambda numbers: collate(
+        [samples[(number * size + n) % len(samples)] for number in numbers for n in range(size)]
     )

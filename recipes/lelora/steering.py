@@ -27,41 +27,39 @@ from recipes.lelora import kept
 from recipes.lelora.brain import Brain, Decision
 from recipes.lelora.candidates import Lessons, paused, try_each
 from recipes.lelora.config import LeloraConfig
-from recipes.lelora.credit import Measured, Meter, Parameters, PathCredit
+from recipes.lelora.credit import Measured, Measures, Parameters, PathCredit
 from recipes.lelora.journal import Journal
-from recipes.lelora.meta import MetaBatches
-from recipes.lelora.population import Round, School, teach
+from recipes.lelora.population import Course, School, teach
 from recipes.lelora.shards import Snapshot
+from recipes.lelora.spectra import Spectra
 from recipes.lelora.switching import Adapters
 
 
 class LeloraSteering:
-    """See `recipes.abilities.Steering`. `meta` None: decisions are not judged."""
+    """See `recipes.abilities.Steering`. `meter` None: decisions are not judged."""
 
     def __init__(
         self,
         config: LeloraConfig,
         training: Training,
         targets: Sequence[Target],
-        lessons: Lessons,
-        meta: MetaBatches | None,
+        meter: Measures | None,
+        lessons: Lessons | None = None,
         school: School | None = None,
+        spectra: Spectra | None = None,
     ) -> None:
+        """`lessons` are what grpo tries its candidates on; `spectra` are found if they are not given."""
         self.config, self.training, self.lessons, self.school = config, training, lessons, school
         names = [target.name for target in targets]
         self.brain = Brain(config, [target.shape for target in targets], names, training.seed)
-        self.adapters = Adapters(config, training, targets, self.brain)
-        spectra = [atoms.values_K for atoms in self.adapters.atoms]
-        self.static_MF = static_features(targets, spectra)
+        self.adapters = Adapters(config, training, targets, self.brain, spectra)
+        values = [atoms.values_K for atoms in self.adapters.atoms]
+        self.static_MF = static_features(targets, values)
         self.parameters = Parameters(training.model, [target.adapter for target in targets])
-        self.meter: Meter | None = None
+        self.meter = meter
         self.path: PathCredit | None = None
-        if meta is not None:
-            self.meter = Meter(
-                training.model, lessons.loss, meta, self.parameters, training.ranks, training.device
-            )
-            if config.credit == "path":
-                self.path = PathCredit(training.optimizer, self.parameters, training.max_norm)
+        if meter is not None and config.credit == "path":
+            self.path = PathCredit(training.optimizer, self.parameters, training.max_norm)
         M = len(targets)
         self.credit_M, self.gradient_M = torch.zeros(M).double(), torch.zeros(M).double()
         self.last_step, self.bad = 0, 0
@@ -78,7 +76,7 @@ class LeloraSteering:
     def _start(self) -> None:
         """The first setting, the same on every rank."""
         seen = broadcast(self._features(0))
-        self.rounds = self._learn_from_others(seen)
+        self.course = self._learn_from_others(seen)
         first = self.brain.first
         if self.config.method == "lelora":
             first = broadcast(self.brain.begin(seen))
@@ -88,24 +86,25 @@ class LeloraSteering:
         if self.path is not None:
             self.path.begin()
 
-    def _learn_from_others(self, seen: Tensor) -> list[Round]:
+    def _learn_from_others(self, seen: Tensor) -> Course | None:
         """From a population, unless an earlier start of this run has."""
         config, training = self.config, self.training
         file = training.run_dir / "policy.safetensors"
         if self.school is None or not config.population:
-            return []
+            return None
         if broadcast(file.is_file()):
             load_policy(file, self.brain.learner.policy)
-            return []
-        rounds = teach(
+            return None
+        course = teach(
             self.brain, self.adapters.targets, self.adapters.directions(), self.school, seen,
             runs=config.population, rounds=config.population_rounds, steps=config.population_steps,
             lr=training.optimizer.param_groups[0]["lr"], max_norm=training.max_norm,
         )  # fmt: skip
         if _rank() == 0:
-            told = {"rounds": [vars(each) for each in rounds], "runs": config.population}
+            told = {"rounds": [vars(each) for each in course.rounds], "runs": config.population,
+                    "contest": vars(course.contest)}  # fmt: skip
             save_policy(file, self.brain.learner.policy, told)
-        return rounds
+        return course
 
     def _parameters(self) -> dict[str, Tensor]:
         return {name: p.detach().clone() for name, p in self.parameters.named.items()}
@@ -116,9 +115,8 @@ class LeloraSteering:
         text = (
             f"{len(setting.widths)} matrices, {self.brain.cost(setting):,} parameters of adapters"
         )
-        if self.rounds:
-            losses = " ".join(f"{each.mean:.4f}" for each in self.rounds)
-            text += f"; populations' mean meta loss {losses}"
+        if self.course is not None:
+            text += f"; {self.course.words()}"
         took = f"decomposed in {spectra.seconds:.1f} s" if spectra.seconds else "decomposed before"
         return f"{text}; {took} ({spectra.file.name})"
 
@@ -126,7 +124,7 @@ class LeloraSteering:
         """See `recipes.abilities.Steering`."""
         if self.path is not None:
             self.path.after_step(norm)
-        if self._decides(step):
+        if self.decides(step):
             self._decide(step)
         elif step == self._cut_step():
             done = self.adapters.apply(
@@ -134,7 +132,7 @@ class LeloraSteering:
             )
             self._end_decision(step, {"cut": True, **done})
 
-    def _decides(self, step: int) -> bool:
+    def decides(self, step: int) -> bool:
         """Whether a period ends here: until `until`, and once more to judge the last decision."""
         config = self.config
         if config.method not in ("lelora", "random") or step < config.first:
@@ -187,7 +185,7 @@ class LeloraSteering:
              "cost": self.brain.cost(now), "budget": self._budget(step), **row}
         )  # fmt: skip
 
-    def _measure(self, meter: Meter) -> Measured:
+    def _measure(self, meter: Measures) -> Measured:
         measured = meter.measure(self.begin)
         if self.path is not None:
             measured = self.path.instead_of(measured)
@@ -279,6 +277,7 @@ class LeloraSteering:
             self.has_pending = True
             return made[0], {}
         assert self.meter is not None
+        assert self.lessons is not None
         with paused(self.path):
             rewards = try_each(
                 made, self.adapters, self.training, self.lessons, self.meter, step * policy.horizon,

@@ -21,20 +21,23 @@ from recipes.abilities import Training
 from recipes.lelora.brain import Brain, Setting
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.shards import moments_of, put_back, whole_of
-from recipes.lelora.spectra import find_spectra
+from recipes.lelora.spectra import Spectra, find_spectra
 
 
 class Adapters:
     """All adapters, their directions, and the setting that they have."""
 
     def __init__(
-        self, config: LeloraConfig, training: Training, targets: Sequence[Target], brain: Brain
-    ) -> None:
-        """Collective: decomposes what is not kept. No matrix trains anything yet."""
+        self, config: LeloraConfig, training: Training, targets: Sequence[Target], brain: Brain,
+        spectra: Spectra | None = None,
+    ) -> None:  # fmt: skip
+        """Collective: decomposes what is not kept or given. No matrix trains anything yet."""
         self.config, self.targets, self.brain = config, targets, brain
         self.optimizer = training.optimizer
         self.adapters = [adapters_of(training.model, targets)[target.name] for target in targets]
-        self.spectra = find_spectra(training.model, targets, self._wanted(), config.cache_dir)
+        self.spectra = spectra or find_spectra(
+            training.model, targets, self._wanted(), config.cache_dir
+        )
         self.atoms = [self.spectra.atoms[target.name] for target in targets]
         self.norms_M = torch.stack([atoms.values_K.double().norm() for atoms in self.atoms])
         self.row_steps = RowSteps(training.optimizer, self.adapters, local_slices)

@@ -11,10 +11,11 @@ import torch
 from benchmarks.lelora import __main__ as program
 from benchmarks.lelora.classification import TUNING, Classifications
 from benchmarks.lelora.data import read
-from benchmarks.lelora.page import PAGE, committed, filled, tables
+from benchmarks.lelora.page import PAGE, committed, filled, policies, tables
 from benchmarks.lelora.policy import School
 from benchmarks.lelora.study import Study
 from benchmarks.lelora.training import Plan
+from benchmarks.lelora.tuning import best_rate
 from benchmarks.lelora.verdict import against, sentence, values, within, word
 from tests.benchmarks.lelora.tiny import write
 
@@ -52,6 +53,8 @@ def test_a_study_measures_every_method_and_is_resumed(tmp_path, monkeypatch, cap
     assert "**WordNet glosses** (30 test texts)" in page
     for method in program.METHODS:
         assert f"| {method} |" in page
+    assert "between online and random" in page or "online is significantly" in page
+    assert "what populations chose is better" in page or "populations chose equal ranks" in page
     assert "between learned and frozen" in page or "learned is significantly" in page
     assert filled("a <!-- measured -->old<!-- end of what was measured --> b", "new\n") == (
         "a <!-- measured -->\nnew\n<!-- end of what was measured --> b"
@@ -87,6 +90,21 @@ def test_verdicts_are_about_paired_differences():
     assert within(worse[0]).endswith("not so")
 
 
+def test_what_policies_did_is_said():
+    contest = {"gain": 0.001, "error": 0.002, "pairs": 32, "better": False}
+    row = {"rows": 4, "switched": 2, "learnt": True, "went_back": False}
+    runs = {"online": [{"decisions": [row, {"went_back": True}]}] * 2}
+    taught, decided = policies(runs, {"contest": contest})
+    assert (
+        "by 0.0010 nats, standard error 0.0020, in 32 pairs of runs: so equal ranks are kept"
+        in taught
+    )
+    assert (
+        "4.0 rows switched in 2.0 matrices; learnt from 1.0 of 2 periods; went back 1.0 times"
+        in decided
+    )
+
+
 def test_the_documentation_says_what_is_committed():
     assert PAGE.read_text() == filled(PAGE.read_text(), tables(committed()))
 
@@ -104,6 +122,26 @@ def test_steps_and_decompositions_are_tabled():
     assert "3.2 minutes on one GPU" in page
 
 
+def scores(loss, percent, texts=200, first=0):
+    """Of a run that has so many right, counted from one of the texts on."""
+    right = np.roll(np.arange(texts) < texts * percent / 100, first)
+    bits = base64.b64encode(np.packbits(right).tobytes()).decode()
+    return {"loss": loss, "accuracy": float(right.mean()), "texts": texts, "correct": bits}
+
+
+def test_texts_that_cannot_tell_rates_apart_leave_it_to_the_loss():
+    """Two more right, where each rate has about ten that the other has wrong; against ten of ten."""
+    low, high = [scores(0.3, 90.0)] * 2, [scores(0.4, 91.0, first=10)] * 2
+    assert best_rate({1e-3: low, 2e-3: high}, by_loss=False) == 1e-3
+    high = [scores(0.4, 95.0)] * 2
+    assert best_rate({1e-3: low, 2e-3: high}, by_loss=False) == 2e-3
+    assert best_rate({1e-3: low, 2e-3: high}, by_loss=True) == 1e-3
+    once = [scores(0.4, 95.0), scores(0.4, 89.0)]
+    assert best_rate({1e-3: low, 2e-3: once}, by_loss=False) == 2e-3
+    gone = [scores(float("nan"), 95.0), scores(0.1, 95.0)]
+    assert best_rate({1e-3: gone, 2e-3: high}, by_loss=False) == 2e-3
+
+
 def test_a_rate_near_one_at_which_runs_collapse_is_not_chosen(tmp_path):
     """Unless there is none that is safe."""
     write(tmp_path / "data")
@@ -115,8 +153,8 @@ def test_a_rate_near_one_at_which_runs_collapse_is_not_chosen(tmp_path):
     loss, accuracy = study.start("wordnet")["validation"]
     assert study.collapsed("wordnet", "validation", float("nan"), accuracy / 2)
     assert not study.collapsed("wordnet", "validation", loss + 1, accuracy)
-    fine, broken = [loss / 2, 0.9], [loss + 1, accuracy / 2]
-    better = [loss / 3, 0.95]
+    fine, broken = scores(loss / 2, 90), scores(loss + 1, 50 * accuracy)
+    better = scores(loss / 3, 95)
     tuning = {"0.001": {"0": fine, "1": fine}, "0.002": {"0": better, "1": better}}
     study.of("wordnet")["tuning"]["lora"] = tuning
     assert study.rate("wordnet", "lora") == 0.002

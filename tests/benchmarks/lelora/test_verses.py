@@ -9,6 +9,7 @@ from torch.func import functional_call
 from benchmarks.lelora.ground import Ground, Spectrum
 from benchmarks.lelora.methods import METHODS, form_of
 from benchmarks.lelora.policy import by_chance, targets_of
+from benchmarks.lelora.study import TAUGHT
 from benchmarks.lelora.training import WARMUP, Plan, Run
 from benchmarks.lelora.verses import Pairs, Verses, Writers
 from models.lelora.inject import find_targets
@@ -16,9 +17,7 @@ from models.lelora.stacked import Whole
 from tests.benchmarks.lelora.tiny import llama, packed_verses
 
 STEPS, BATCH, RANK, LR = 10, 4, 2, 2e-2
-FORMS = tuple(
-    method for method in METHODS if method not in ("full", "head", "learned", "learned-half")
-)
+FORMS = tuple(method for method in METHODS if method not in ("full", "head", "online", *TAUGHT))
 
 
 @pytest.fixture(scope="module")

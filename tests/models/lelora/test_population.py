@@ -99,7 +99,7 @@ def test_each_run_is_what_it_would_be_alone():
     for ours, theirs in zip(found, expected, strict=True):
         assert (theirs - start).abs().max() > 1e-3
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
-    apart = losses(population, batches(2), each)
+    apart = losses(population, batches(2), each).mean(1)
     assert apart.shape == (3,)
     assert len(set(apart.tolist())) == 3
 
@@ -113,7 +113,7 @@ def test_a_run_does_not_depend_on_those_beside_it():
                                 ["classifier"])  # fmt: skip
         for batch in batches():
             population.step(population.by_run(each(base, population.repeated(batch))).mean(1).sum())
-        return losses(population, batches(2), each)[0]
+        return losses(population, batches(2), each).mean(1)[0]
 
     torch.testing.assert_close(first_of(1), first_of(3), atol=1e-6, rtol=1e-5)
 

@@ -266,7 +266,8 @@ def test_a_policy_from_elsewhere_decides_once(tmp_path):
 def taught(folder, name):
     from models.lelora.policy import load_policy
 
-    settings = {"population": 5, "population_rounds": 2, "population_steps": 4, "run_dir": name}
+    settings = {"population": 5, "population_rounds": 2, "population_steps": 4, "run_dir": name,
+                "policy": {"lr": 3e-2}}  # fmt: skip
     run = Run(folder, **settings)
     first = run.steering.adapters.setting
     policy = [p.detach().clone() for p in run.steering.brain.learner.policy.parameters()]
@@ -279,18 +280,21 @@ def taught(folder, name):
         Path(folder) / name / "policy.safetensors", run.steering.brain.learner.policy
     )
     run.advance(6)
-    return first.tensor().tolist(), told, same, len(again.steering.rounds)
+    return first.tensor().tolist(), told, same, again.steering.course is None
 
 
 def test_a_population_teaches_the_policy_before_the_run(tmp_path):
     """On two ranks the runs are shared out; a start over finds the policy and does not learn again."""
     write_texts(tmp_path)
-    first, told, same, repeated = run_ranks(1, taught, str(tmp_path), "alone")[0]
+    first, told, same, kept = run_ranks(1, taught, str(tmp_path), "alone")[0]
     assert same
-    assert repeated == 0
+    assert kept
     assert told["runs"] == 5
+    assert told["contest"]["pairs"] == 2, "what was chosen is something else"
     assert [r["spread"] > 0 for r in told["rounds"]] == [True, True], "runs differ"
     for other_first, other_told, *_ in run_ranks(2, taught, str(tmp_path), "pair"):
         assert other_first == first
         for ours, theirs in zip(told["rounds"], other_told["rounds"], strict=True):
             assert abs(ours["mean"] - theirs["mean"]) < 1e-5
+        for key in ("gain", "error", "pairs"):
+            assert told["contest"][key] == pytest.approx(other_told["contest"][key], abs=1e-5)
