@@ -67,8 +67,8 @@ def of_groups(task: ListDistillTask, rows: Rows, device: torch.device) -> Made:
     """What list-level reinforcement learning reads."""
     H, K = task.model_config.max_history, task.model_config.list_length
     columns = _on(
-        device, histories_BH=pad_left(rows.histories, H).numpy(),
-        targets_B=rows.targets_R, teachers_BK=rows.items_RK[:, :K],
+        device, histories_BH=pad_left(rows.histories, H).numpy(), targets_B=rows.targets_R,
+        teachers_BM=rows.items_RK, scores_BM=rows.scores_RK,
     )  # fmt: skip
     return columns, torch.full((len(rows.targets_R),), H + K)
 
