@@ -131,6 +131,19 @@ def known_targets(sets: Mapping[str, SetStudies]) -> list[str]:
     return lines if len(lines) > 2 else [NOT_YET]
 
 
+def agreement(sets: Mapping[str, SetStudies]) -> list[str]:
+    """What students' lists share with those of their teachers."""
+    lines = ["| set | seed | student | lists it learnt from | histories it never saw |",
+             "|---" * 5 + "|"]  # fmt: skip
+    for name, words in SETS.items():
+        for file in sets[name].files if name in sets else []:
+            seed, found = file["config"]["seed"], file["summary"]["about"].get("agreement", {})
+            for student, of in found.items():
+                cells = [f"{of[part]:.3f}" if part in of else "" for part in ("strong", "ends")]
+                lines.append(f"| {words} | {seed} | {student} | {' | '.join(cells)} |")
+    return lines if len(lines) > 2 else [NOT_YET]
+
+
 def trials(folder: Path, name: str = "slide-trials", of: str = "teachings") -> list[str]:
     """NDCG@10 on validation of teachers, or students, that were trained in several ways."""
     file = folder / f"{name}.json"

@@ -2,17 +2,21 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.pages import filled
 from benchmarks.slide import __main__ as program
 from benchmarks.slide import page, study
 from benchmarks.slide.compared import against, load
 from benchmarks.slide.everything import ASIDE
-from benchmarks.slide.plan import LEARNINGS, TEACHINGS, TINY
+from benchmarks.slide.plan import FIRST, LEARNINGS, TEACHINGS, TINY
 from benchmarks.slide.scored import read, written
+from benchmarks.slide.sets import Prepared
+from models.slide.history import NOTHING
 from recipes.slide.metrics import MISSED, gains, places
 from tests.benchmarks.slide.small import planted
 
@@ -126,6 +130,47 @@ def test_and_their_students(results, monkeypatch):
     lines = page.tables(folder / "learned")["learnings"]
     assert lines[0].startswith("| way | epochs | lr | dropout | copies |")
     assert program.taught(TINY, folder / "learned").learning == LEARNINGS[chosen]
+
+
+def test_and_reinforced(results, monkeypatch):
+    folder, packed = results
+    small = replace(FIRST, steps=2, batch=4)
+    ways = {"first": small, "ends": replace(small, ends=True, ndcg=0.0, graded=1.0, credit="place")}
+    monkeypatch.setattr(program, "REINFORCEMENTS", ways)
+    monkeypatch.setitem(program.PLANS, "tiny", replace(TINY, students=("heads",), folds=0))
+    out = folder / "reinforced"
+    run(monkeypatch, "reinforcements", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out",
+        out)  # fmt: skip
+    summary = json.loads((out / "slide-rl-trials.json").read_text())["summary"]
+    figures, chosen = summary["validation ndcg@10"], summary["chosen"]
+    found = json.loads((out / "slide-beauty-0.json").read_text())["summary"]
+    before = found["trainings"]["heads"]["best"]["ndcg@10"]
+    assert set(figures) == set(ways)
+    assert before <= figures[chosen] == max(figures.values())
+    assert [row["step"] for row in found["trainings"]["rl: ends"]["log"]] == [0, 1, 2]
+    assert 0 < found["about"]["agreement"]["heads"]["ends"] <= 1
+    assert page.tables(out)["reinforcements"][2].startswith(f"| {chosen} | ")
+    assert program.taught(TINY, out).reinforcements == {chosen: ways[chosen]}
+    with monkeypatch.context() as patch:
+        patch.setattr(study.Study, "run", None)
+        run(patch, "reinforcements", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out",
+            out, "--resume")  # fmt: skip
+
+
+def test_nothing_is_learnt_from_what_validation_asks(results):
+    """Whole training parts are those of users who are not evaluated, and their rows have no target."""
+    _, packed = results
+    plan = replace(TINY, students=("heads",), folds=0)
+    one = study.Study(Prepared.of(packed), plan, 0, torch.device("cpu"), graphs=False)
+    one.teachers()
+    one.judging.ensemble()
+    one.judging.counted("e")
+    one.lists()
+    ends, strong = one.exported["ends"], one.exported["strong"]
+    assert len(ends.users_R) == 60 - len(one.judging.some_users()) == 20
+    assert not set(ends.users_R.tolist()) & set(one.judging.some_users())
+    assert (ends.targets_R == NOTHING).all()
+    assert (strong.events_R < one.data.split.train_ends[strong.users_R]).all()
 
 
 def test_the_page_has_what_is_in_the_files(results):
