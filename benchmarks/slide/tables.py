@@ -189,8 +189,9 @@ def latency(folder: Path) -> list[str]:
     sizes = list(dict.fromkeys(r["size"] for r in rows))
     lines = [
         "| model | codes | decoding | passes | " + " | ".join(f"batch {b}, ms" for b in batches)
-        + " | " + " | ".join(f"batch {b}, users/s" for b in batches) + " |",
-        "|---" * (4 + 2 * len(batches)) + "|",
+        + " | " + " | ".join(f"batch {b}, users/s" for b in batches)
+        + f" | batch {batches[-1]}, peak MiB |",
+        "|---" * (5 + 2 * len(batches)) + "|",
     ]  # fmt: skip
     for size, codes, how in sorted(
         {(r["size"], r["codes"], r["how"]) for r in rows},
@@ -206,6 +207,8 @@ def latency(folder: Path) -> list[str]:
         first = next(r for r in found if r)
         cells = [f"{r['ms']:.2f}" if r else "" for r in found]
         cells += [f"{r['users_per_second']:,.0f}" if r else "" for r in found]
+        last = found[-1]
+        cells.append(f"{last['peak_mib']:,.0f}" if last and "peak_mib" in last else "")
         lines.append(f"| {size}, {first['parameters'] / 1e6:.1f} M | {codes} | {how} "
                      f"| {first['steps']} | " + " | ".join(cells) + " |")  # fmt: skip
     lines += ["", "| users per second, list over search | " + " | ".join(f"batch {b}" for b in batches)
