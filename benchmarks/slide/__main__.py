@@ -120,7 +120,9 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
     else:
         plan = taught(PLANS[options.plan], options.out)
         if options.what == "reinforcements":
-            plan = replace(plan, reinforcements=REINFORCEMENTS)
+            tiny = {"steps": 2, "batch": 4} if options.plan == "tiny" else {}
+            ways = {name: replace(way, **tiny) for name, way in REINFORCEMENTS.items()}
+            plan = replace(plan, reinforcements=ways)
         study = started(options, data, plan)
         config |= {"seed": options.seed, "plan": plan_of(options.plan, plan)}
         done = kept.restore(study, file, config) if goes_on else kept.forget(file)

@@ -13,7 +13,7 @@ from benchmarks.slide import __main__ as program
 from benchmarks.slide import page, study
 from benchmarks.slide.compared import against, load
 from benchmarks.slide.everything import ASIDE
-from benchmarks.slide.plan import FIRST, LEARNINGS, TEACHINGS, TINY
+from benchmarks.slide.plan import LEARNINGS, REINFORCEMENTS, TEACHINGS, TINY
 from benchmarks.slide.scored import read, written
 from benchmarks.slide.sets import Prepared
 from models.slide.history import NOTHING
@@ -134,8 +134,7 @@ def test_and_their_students(results, monkeypatch):
 
 def test_and_reinforced(results, monkeypatch):
     folder, packed = results
-    small = replace(FIRST, steps=2, batch=4)
-    ways = {"first": small, "ends": replace(small, ends=True, ndcg=0.0, graded=1.0, credit="place")}
+    ways = {name: REINFORCEMENTS[name] for name in ("first", "ends, scores")}
     monkeypatch.setattr(program, "REINFORCEMENTS", ways)
     monkeypatch.setitem(program.PLANS, "tiny", replace(TINY, students=("heads",), folds=0))
     out = folder / "reinforced"
@@ -147,7 +146,7 @@ def test_and_reinforced(results, monkeypatch):
     before = found["trainings"]["heads"]["best"]["ndcg@10"]
     assert set(figures) == set(ways)
     assert before <= figures[chosen] == max(figures.values())
-    assert [row["step"] for row in found["trainings"]["rl: ends"]["log"]] == [0, 1, 2]
+    assert [row["step"] for row in found["trainings"]["rl: ends, scores"]["log"]] == [0, 1, 2]
     assert 0 < found["about"]["agreement"]["heads"]["ends"] <= 1
     assert page.tables(out)["reinforcements"][2].startswith(f"| {chosen} | ")
     assert program.taught(TINY, out).reinforcements == {chosen: ways[chosen]}
