@@ -120,7 +120,7 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
     else:
         plan = taught(PLANS[options.plan], options.out)
         if options.what == "reinforcements":
-            tiny = {"steps": 2, "batch": 4} if options.plan == "tiny" else {}
+            tiny: dict[str, Any] = {"steps": 2, "batch": 4} if options.plan == "tiny" else {}
             ways = {name: replace(way, **tiny) for name, way in REINFORCEMENTS.items()}
             plan = replace(plan, reinforcements=ways)
         study = started(options, data, plan)

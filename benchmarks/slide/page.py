@@ -18,13 +18,13 @@ from benchmarks.slide.tables import (
     agreement,
     by_set,
     chosen,
-    claims,
     known_targets,
     latency,
     trainings,
     trials,
     weights,
 )
+from benchmarks.slide.verdicts import claims, verdicts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "slide.md"
@@ -69,7 +69,7 @@ CLAIMS = [
     ("stronger teacher, better student", "heads:greedy", "weak_heads:greedy"),
     ("copies of histories above none", "heads:greedy", "plain_heads:greedy"),
     ("list RL, first way, above its student", "rl_heads:greedy", "heads:greedy"),
-    ("list RL above its student", "reinforced_heads:greedy", "heads:greedy"),
+    ("list RL in the chosen way above its student", "reinforced_heads:greedy", "heads:greedy"),
     ("heads above steps", "heads:greedy", "steps:greedy"),
 ]
 """What is tested, first above second; all of a set together for Holm's correction."""
@@ -106,6 +106,7 @@ def tables(folder: Path) -> dict[str, list[str]]:
         "offline": by_set(sets, OFFLINE),
         "online": by_set(sets, ONLINE),
         "claims": claims(sets, CLAIMS),
+        "verdicts": verdicts(sets, CLAIMS, folder),
         "levers": [*by_set(levers, LEVERS), "", *claims(levers, LEVER_CLAIMS)],
         "cross": [
             *by_set(cross, CROSS),

@@ -1,13 +1,12 @@
 """Tables in Markdown, out of the result files of one folder."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.slide.compared import SetStudies, against
-from recipes.ctr.significance import holm
+from benchmarks.slide.compared import SetStudies
 
 SETS = {
     "beauty": "Beauty",
@@ -61,40 +60,6 @@ def by_set(sets: Mapping[str, SetStudies], names: Mapping[str, str]) -> list[str
             how = f"seeds {', '.join(map(str, seeds))}" if seeds else "counts only so far"
             lines += [f"{words}, {of.users:,} users, {how}:", "", *table(of, names), ""]
     return lines[:-1] if lines else [NOT_YET]
-
-
-def claims(sets: Mapping[str, SetStudies], about: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Differences of new recall@10 and NDCG@10 with p after Holm's correction over those of a set.
-
-    `about` says what is tested: in words, the first row, and the second, which it is to be above.
-    """
-    lines: list[str] = []
-    for name, words in SETS.items():
-        found = []
-        for words_of, first, second in about:
-            strata: list[tuple[str, str | None]] = [(words_of, None)]
-            if second in ("markov", "cooccurrence") and sets.get(name) and _has_strata(sets[name]):
-                strata.append((f"{words_of}, later", "later"))
-            for label, only in strata:
-                for figure in ("recall@10", "ndcg@10"):
-                    made = name in sets and against(sets[name], first, second, "new", figure, only)
-                    if made:
-                        found.append((label, figure, *made))
-        if not found:
-            continue
-        corrected = holm([d.p for _, _, d, _ in found])
-        lines += [f"{words}:", "", "| first above second | figure | difference | 95 % | p | seeds |",
-                  "|---" * 6 + "|"]  # fmt: skip
-        lines += [
-            f"| {label} | {figure} | {d.mean:+.4f} | {d.low:+.4f} to {d.high:+.4f} | {p:.3g} | {n} |"
-            for (label, figure, d, n), p in zip(found, corrected, strict=True)
-        ]
-        lines.append("")
-    return lines[:-1] if lines else [NOT_YET]
-
-
-def _has_strata(of: SetStudies) -> bool:
-    return of.counts is not None and bool(of.counts["summary"]["strata"])
 
 
 def chosen(sets: Mapping[str, SetStudies]) -> list[str]:
@@ -232,6 +197,26 @@ def latency(folder: Path) -> list[str]:
                 )
     device = result["machine"]["device"]
     return [*lines, "", f"Medians, {device}, torch {result['versions']['torch']}."]
+
+
+def speeds(folder: Path) -> Iterator[str]:
+    """A sentence for each size on lists by heads against beam search (B = 50) of both kinds."""
+    file = folder / "slide-latency.json"
+    if not file.exists():
+        return
+    rows = json.loads(file.read_text())["rows"]
+    at = {(r["size"], r["codes"], r["how"], r["batch"]): r["users_per_second"] for r in rows}
+    for size in dict.fromkeys(r["size"] for r in rows):
+        for codes in ("steps", "heads"):
+            found = {
+                batch: at[size, "heads", "greedy", batch] / at[size, codes, "beam50", batch]
+                for batch in sorted({r["batch"] for r in rows})
+                if (size, "heads", "greedy", batch) in at and (size, codes, "beam50", batch) in at
+            }
+            if found:
+                shares = ", ".join(f"{found[b]:.2f} at batch {b}" for b in found)
+                yield (f"Size {size}, users per second, a list by heads over beam search (B = 50) "
+                       f"by {codes}: {shares}.")  # fmt: skip
 
 
 def weights(folder: Path) -> list[str]:
