@@ -100,12 +100,12 @@ FIRST = Reinforcement(
 REINFORCEMENTS = {
     "first": FIRST,
     "overlap": Reinforcement(),
+    "overlap, fast": Reinforcement(lr=1e-4),
     "overlap and target": Reinforcement(ndcg=1.0),
     "scores": Reinforcement(overlap=0.0, graded=1.0),
     "ends": Reinforcement(ends=True),
     "ends, fast": Reinforcement(ends=True, lr=1e-4),
     "ends, scores": Reinforcement(ends=True, overlap=0.0, graded=1.0),
-    "ends, scores, fast": Reinforcement(ends=True, overlap=0.0, graded=1.0, lr=1e-4),
 }
 """`first` is what the first studies had: it did not help."""
 
