@@ -44,8 +44,7 @@ def train(job: Job) -> int:
 
 def run_evaluation(job: Job) -> bool:
     """Evaluate and report, and save what is the best so far; False if asked to stop before the end."""
-    if job.config.checkpoint.best_by is not None:
-        job.watch.flush(job.guard)  # a save may follow, and no row is about both sides of it
+    job.watch.flush(job.guard)  # a save may follow, and no row is about both sides of it
     with job.watch.paused("evaluation"):
         figures = evaluate(job)
     if figures is None:

@@ -5,6 +5,7 @@
     python -m benchmarks.slide counts --set sets/beauty.npz --out runs/slide
     python -m benchmarks.slide trials --set sets/beauty.npz --out runs/slide
     python -m benchmarks.slide students --set sets/beauty.npz --out runs/slide
+    python -m benchmarks.slide reinforcements --set sets/beauty.npz --seed 0 --out runs/slide
     python -m benchmarks.slide study --set sets/beauty.npz --seed 0 --out runs/slide --resume
     python -m benchmarks.slide latency --set sets/beauty.npz --out runs/slide
     python -m benchmarks.slide.page runs/slide
@@ -13,7 +14,8 @@
 `weights` chooses the weights of the co-occurrence table on validation, `counts` has the rows that need
 no training, `trials` trains teachers in several ways, `students` does so with students, `study` trains
 (in the ways that are best in these trials, if they are in `--out`) and compares everything for one set
-and one seed, `latency` measures decoding. Each writes JSON files into `--out`, one for each set and
+and one seed, `reinforcements` is a study that tries all ways of list RL, the best of which later ones
+have, `latency` measures decoding. Each writes JSON files into `--out`, one for each set and
 seed: `--resume` passes over those that are whole, and goes on after the searches of one that was cut.
 """
 
@@ -30,14 +32,17 @@ from benchmarks import results
 from benchmarks.slide import kept
 from benchmarks.slide.counting import choose
 from benchmarks.slide.latency import latencies
-from benchmarks.slide.plan import LEARNINGS, PLANS, TEACHINGS, Plan
+from benchmarks.slide.plan import LEARNINGS, PLANS, REINFORCEMENTS, TEACHINGS, Plan
 from benchmarks.slide.scored import flags, scored
 from benchmarks.slide.sets import Prepared, prepare
 from benchmarks.slide.study import Study
 from models.slide.history import NOTHING
 from recipes.slide.rows import COUNTS, parse_row, recommender
 
-WHAT = ("prepare", "weights", "counts", "trials", "students", "study", "latency")
+WHAT = (
+    "prepare", "weights", "counts", "trials", "students", "reinforcements", "study", "latency"
+)  # fmt: skip
+RL_TRIALS = "slide-rl-trials"
 
 
 def main() -> None:
@@ -72,12 +77,12 @@ def main() -> None:
 
 def of_set(options: argparse.Namespace, path: Path) -> None:
     """One file for one set."""
-    names = {"counts": f"slide-{path.stem}-counts", "study": f"slide-{path.stem}-{options.seed}",
-             "latency": "slide-latency", "trials": "slide-trials",
-             "students": "slide-student-trials"}  # fmt: skip
-    file = options.out / f"{names[options.what]}.json"
+    names = {"counts": f"slide-{path.stem}-counts", "latency": "slide-latency",
+             "trials": "slide-trials", "students": "slide-student-trials"}  # fmt: skip
+    file = options.out / f"{names.get(options.what, f'slide-{path.stem}-{options.seed}')}.json"
     goes_on = options.resume and file.exists()
-    if goes_on and json.loads(file.read_text())["summary"]["whole"]:
+    tried = options.what != "reinforcements" or (options.out / f"{RL_TRIALS}.json").exists()
+    if goes_on and tried and json.loads(file.read_text())["summary"]["whole"]:
         print(f"{file} is whole")
         return
     data = Prepared.of(path)
@@ -114,6 +119,10 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
         results.write(file, "slide", options.device, config, [], summary)
     else:
         plan = taught(PLANS[options.plan], options.out)
+        if options.what == "reinforcements":
+            tiny: dict[str, Any] = {"steps": 2, "batch": 4} if options.plan == "tiny" else {}
+            ways = {name: replace(way, **tiny) for name, way in REINFORCEMENTS.items()}
+            plan = replace(plan, reinforcements=ways)
         study = started(options, data, plan)
         config |= {"seed": options.seed, "plan": plan_of(options.plan, plan)}
         done = kept.restore(study, file, config) if goes_on else kept.forget(file)
@@ -125,6 +134,13 @@ def of_set(options: argparse.Namespace, path: Path) -> None:
         summary["whole"] = True
         results.write(file, "slide", options.device, config, study.judging.rows, summary)
         kept.forget(file)
+        if options.what == "reinforcements":
+            found = study.judging.about["reinforcements"]
+            tried_by = {
+                "reinforcements": {n: asdict(way) for n, way in plan.reinforcements.items()}
+            }
+            results.write(options.out / f"{RL_TRIALS}.json", "slide", options.device,
+                          config | tried_by, [], {"whole": True, **found})  # fmt: skip
     print(f"everything is in {file}")
 
 
@@ -141,7 +157,7 @@ def started(options: argparse.Namespace, data: Prepared, plan: Plan) -> Study:
 
 
 def taught(plan: Plan, out: Path) -> Plan:
-    """With teachers and students trained as was best in trials, which are here or a folder above."""
+    """With everything trained as was best in trials, which are here or a folder above."""
 
     def chosen(name: str) -> str | None:
         files = [folder / f"{name}.json" for folder in (out, out.parent)]
@@ -154,6 +170,8 @@ def taught(plan: Plan, out: Path) -> Plan:
         plan = replace(plan, teaching=TEACHINGS[teaching])
     if learning := chosen("slide-student-trials"):
         plan = replace(plan, learning=LEARNINGS[learning])
+    if plan.reinforcements and (way := chosen(RL_TRIALS)):
+        plan = replace(plan, reinforcements={way: REINFORCEMENTS[way]})
     return plan
 
 

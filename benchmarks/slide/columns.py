@@ -5,6 +5,7 @@ R rows, H items of a history, K of a list, N of a sequence, I items, L levels
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.slide.fleet import MakeBatch
@@ -67,10 +68,32 @@ def of_groups(task: ListDistillTask, rows: Rows, device: torch.device) -> Made:
     """What list-level reinforcement learning reads."""
     H, K = task.model_config.max_history, task.model_config.list_length
     columns = _on(
-        device, histories_BH=pad_left(rows.histories, H).numpy(),
-        targets_B=rows.targets_R, teachers_BK=rows.items_RK[:, :K],
+        device, histories_BH=pad_left(rows.histories, H).numpy(), targets_B=rows.targets_R,
+        teachers_BM=rows.items_RK, scores_BM=rows.scores_RK,
     )  # fmt: skip
     return columns, torch.full((len(rows.targets_R),), H + K)
+
+
+def joined(first: Rows, second: Rows) -> Rows:
+    """One behind the other."""
+
+    def both(name: str) -> np.ndarray:
+        return np.concatenate([getattr(first, name), getattr(second, name)])
+
+    return Rows(
+        both("users_R"), both("events_R"), both("copies_R"), [*first.histories, *second.histories],
+        both("targets_R"), both("items_RK"), both("scores_RK"),
+    )  # fmt: skip
+
+
+def of_rows(rows: Rows, chosen_R: NDArray[np.bool_]) -> Rows:
+    """Those that are chosen."""
+    kept = np.flatnonzero(chosen_R)
+    return Rows(
+        rows.users_R[kept], rows.events_R[kept], rows.copies_R[kept],
+        [rows.histories[row] for row in kept.tolist()], rows.targets_R[kept], rows.items_RK[kept],
+        rows.scores_RK[kept],
+    )  # fmt: skip
 
 
 def _joined(

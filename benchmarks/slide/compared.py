@@ -20,7 +20,7 @@ from recipes.slide.metrics import gains
 
 CUT = 10
 RESAMPLES = 1000
-OTHERS = ("slide-latency", "slide-trials", "slide-student-trials")
+OTHERS = ("slide-latency", "slide-trials", "slide-student-trials", "slide-rl-trials")
 """Files that are not of studies."""
 
 

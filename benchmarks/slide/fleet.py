@@ -174,6 +174,8 @@ class Schedule:
     """Evenly over the steps, the last one at the end."""
     patience: float = 0.0
     """No evaluation before this share of the steps."""
+    begins: bool = False
+    """Also one before the first step: what never gets better stays as it was."""
 
     def bucket(self, lengths_R: Tensor) -> Tensor:
         """Which of the lengths each row is padded to."""
@@ -227,6 +229,9 @@ def train(
         for n in range(schedule.evaluations)
         if (n + 1) / schedule.evaluations > schedule.patience
     ]
+    if schedule.begins:
+        for member in running:
+            member.judge(evaluate, 0, 0)
     last, began = 0, time.monotonic()
     for step, number in enumerate(numbers, start=1):
         replay(number)

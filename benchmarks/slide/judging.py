@@ -19,6 +19,7 @@ from recipes.slide.counts import COOCCURRENCE, Counts
 from recipes.slide.data import Data
 from recipes.slide.metrics import gains, places
 from recipes.slide.rows import Row, decoder, parse_row, reordered
+from recipes.slide.shards import Rows
 
 
 @dataclass
@@ -119,6 +120,21 @@ class Judging:
             items.append(found.items_BK.cpu().numpy())
             scores.append(found.scores_BK.float().cpu().numpy())
         return np.concatenate(items), np.concatenate(scores)
+
+    def shared(self, name: str, rows: Rows, limit: int) -> float:
+        """What share of these lists' items the model's have, in any order; of rows evenly taken."""
+        chosen = np.unique(np.linspace(0, len(rows.users_R) - 1, limit).astype(np.int64))
+        row = parse_row(f"{name}:greedy", self.models)
+        decode = decoder(row, self.models[name], self.plan.length)
+        hit: list[float] = []
+        for begin in range(0, len(chosen), self.plan.batch):
+            part = chosen[begin : begin + self.plan.batch]
+            padded = pad_left([rows.histories[n] for n in part.tolist()], self.plan.max_history)
+            padded = padded.to(self.device)
+            own_BK = decode(padded, padded[:, :0]).items_BK.cpu().numpy()
+            theirs_BK = rows.items_RK[part, : self.plan.length]
+            hit += (own_BK[:, :, None] == theirs_BK[:, None]).any(2).mean(1).tolist()
+        return float(np.mean(hit))
 
     def judge(self, text: str) -> None:
         """One row's lists on the test targets."""

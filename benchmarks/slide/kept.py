@@ -28,12 +28,17 @@ def keep(study: Study, file: Path) -> None:
     folder = folder_of(file)
     folder.mkdir(parents=True, exist_ok=True)
     for name, trained in study.trained.items():
-        if name in study.plan.students or name.startswith("rl_"):
+        if not is_teacher(name, study):
             continue
         path = folder / f"{name}.safetensors"
         if not path.exists():
             save_file(dict(trained.model.state_dict()), path.with_suffix(".tmp"))
             path.with_suffix(".tmp").replace(path)
+
+
+def is_teacher(name: str, study: Study) -> bool:
+    """Also those of folds."""
+    return name in study.plan.teachers or name.startswith("fold")
 
 
 def forget(file: Path) -> set[str]:
@@ -50,9 +55,7 @@ def restore(study: Study, file: Path, config: Mapping[str, Any]) -> set[str]:
         return forget(file)
     summary, folder = found["summary"], folder_of(file)
     teachers = {
-        name: training
-        for name, training in summary["trainings"].items()
-        if name not in study.plan.students and not name.startswith("rl_")
+        name: training for name, training in summary["trainings"].items() if is_teacher(name, study)
     }
     if not all((folder / f"{name}.safetensors").exists() for name in teachers):
         print(f"{folder} lacks weights: begun anew", flush=True)

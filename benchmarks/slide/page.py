@@ -15,15 +15,16 @@ from benchmarks.slide.compared import SetStudies, load
 from benchmarks.slide.everything import ASIDE
 from benchmarks.slide.tables import (
     NOT_YET,
+    agreement,
     by_set,
     chosen,
-    claims,
     known_targets,
     latency,
     trainings,
     trials,
     weights,
 )
+from benchmarks.slide.verdicts import claims, verdicts
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "slide.md"
@@ -46,7 +47,8 @@ OFFLINE = {
 ONLINE = {
     "heads:greedy": "student with heads, one greedy pass",
     "steps:greedy": "student with steps, one greedy pass",
-    "rl_heads:greedy": "student with heads after list RL, one greedy pass",
+    "rl_heads:greedy": "student with heads after list RL, first way, one greedy pass",
+    "reinforced_heads:greedy": "student with heads after list RL, one greedy pass",
     "weak_heads:greedy": "student of its own start with heads, one greedy pass",
     "direct_heads:greedy": "direct list model with heads, one greedy pass",
     "direct_steps:greedy": "direct list model with steps, one greedy pass",
@@ -66,7 +68,8 @@ CLAIMS = [
     ("student with heads above beam 50 with steps", "heads:greedy", "s:beam50"),
     ("stronger teacher, better student", "heads:greedy", "weak_heads:greedy"),
     ("copies of histories above none", "heads:greedy", "plain_heads:greedy"),
-    ("list RL above its student", "rl_heads:greedy", "heads:greedy"),
+    ("list RL, first way, above its student", "rl_heads:greedy", "heads:greedy"),
+    ("list RL in the chosen way above its student", "reinforced_heads:greedy", "heads:greedy"),
     ("heads above steps", "heads:greedy", "steps:greedy"),
 ]
 """What is tested, first above second; all of a set together for Holm's correction."""
@@ -74,10 +77,12 @@ LEVERS = {
     "heads:greedy": "lists in their order, all places alike",
     "log_heads:greedy": "later places weigh less",
     "shuffled_heads:greedy": "lists shuffled",
+    "ends_heads:greedy": "also lists of whole training parts, of users who are not evaluated",
 }
 LEVER_CLAIMS = [
     ("in their order above shuffled", "heads:greedy", "shuffled_heads:greedy"),
     ("later places weighing less above all alike", "log_heads:greedy", "heads:greedy"),
+    ("with lists of whole training parts above without", "ends_heads:greedy", "heads:greedy"),
 ]
 CROSS = {
     "h:beam50": "the teacher of all users, beam 50",
@@ -101,6 +106,7 @@ def tables(folder: Path) -> dict[str, list[str]]:
         "offline": by_set(sets, OFFLINE),
         "online": by_set(sets, ONLINE),
         "claims": claims(sets, CLAIMS),
+        "verdicts": verdicts(sets, CLAIMS, folder),
         "levers": [*by_set(levers, LEVERS), "", *claims(levers, LEVER_CLAIMS)],
         "cross": [
             *by_set(cross, CROSS),
@@ -111,6 +117,8 @@ def tables(folder: Path) -> dict[str, list[str]]:
         ],
         "trials": trials(folder),
         "learnings": trials(folder, "slide-student-trials", "learnings"),
+        "reinforcements": trials(folder, "slide-rl-trials", "reinforcements"),
+        "agreement": agreement(sets),
         "chosen": chosen(sets),
         "trainings": trainings(sets),
         "latency": latency(folder),

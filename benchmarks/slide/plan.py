@@ -72,6 +72,45 @@ LEARNINGS = {
 
 
 @dataclass(frozen=True)
+class Reinforcement:
+    """How a student's lists are reinforced; of several ways, validation chooses."""
+
+    lr: float = 3e-5
+    schedule: str = "cosine"
+    steps: int = 300
+    batch: int = 128
+    """Histories of a step, each with a group of lists."""
+    credit: str = "place"
+    ndcg: float = 0.0
+    overlap: float = 1.0
+    graded: float = 0.0
+    ends: bool = False
+    """On whole training parts of users who are not evaluated, instead of on training prefixes: there the
+    student has not seen the lists, nor the teachers the item that follows."""
+
+    @property
+    def optim(self) -> OptimConfig:
+        """Of a student."""
+        return OptimConfig(lr=self.lr, warmup=20, schedule=self.schedule, final=0.1)
+
+
+FIRST = Reinforcement(
+    lr=1e-5, schedule="constant", batch=64, credit="list", ndcg=1.0, overlap=0.5
+)  # fmt: skip
+REINFORCEMENTS = {
+    "first": FIRST,
+    "overlap": Reinforcement(),
+    "overlap, fast": Reinforcement(lr=1e-4),
+    "overlap and target": Reinforcement(ndcg=1.0),
+    "scores": Reinforcement(overlap=0.0, graded=1.0),
+    "ends": Reinforcement(ends=True),
+    "ends, fast": Reinforcement(ends=True, lr=1e-4),
+    "ends, scores": Reinforcement(ends=True, overlap=0.0, graded=1.0),
+}
+"""`first` is what the first studies had: it did not help."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """See the fields."""
 
@@ -97,8 +136,9 @@ class Plan:
     students: tuple[str, ...] = ("heads", "steps", "direct_heads", "direct_steps", "weak_heads")
     """`heads` and `steps` learn the ensemble's lists with counts; `weak_` those of the model that they
     begin with, `cross_` those of models that did not train on the list's user; `direct_` what users went
-    on to meet; `shuffled_` the ensemble's in a random order, `plain_` without
-    copies, if there are any, `log_` with less weight on later places."""
+    on to meet; `shuffled_` the ensemble's in a random order, `plain_` without copies, if there are any,
+    `log_` with less weight on later places, `ends_` those of whole training parts, too, of users who are
+    not evaluated."""
     teacher_epochs: float = 40
     teacher_batch: int = 256
     student_batch: int = 512
@@ -106,11 +146,8 @@ class Plan:
     shorter: float = 1.0
     """Students train for this share of `learning.epochs`: of a set with many prefixes."""
     learning: Learning = field(default_factory=lambda: LEARNINGS["short with copies"])
-    rl_optim: OptimConfig = field(
-        default_factory=lambda: OptimConfig(lr=1e-5, warmup=20, schedule="constant")
-    )
-    rl_steps: int = 300
-    rl_batch: int = 64
+    reinforcements: dict[str, Reinforcement] = field(default_factory=lambda: {"first": FIRST})
+    """Of several, the best one on validation is compared."""
     max_history: int = 20
     beams: int = 50
     length: int = 10
@@ -145,10 +182,10 @@ LEAN = replace(
 )
 TINY = Plan(
     sizes={"s": (16, 1, 2), "m": (16, 2, 2)}, teacher_epochs=2, teacher_batch=16, student_batch=64,
-    shorter=1 / 16, rl_steps=2, rl_batch=4, max_history=6, beams=12, evaluations=2, patience=0.0,
-    eval_users=40, batch=64, folds=2,
+    shorter=1 / 16, max_history=6, beams=12, evaluations=2, patience=0.0, eval_users=40,
+    reinforcements={"first": replace(FIRST, steps=2, batch=4)}, batch=64, folds=2,
     students=("heads", "steps", "direct_heads", "weak_heads", "cross_heads", "shuffled_heads",
-              "plain_heads"),
+              "plain_heads", "ends_heads"),
 )  # fmt: skip
 """For tests, and to see whether a machine is ready."""
 PLANS = {
@@ -156,9 +193,11 @@ PLANS = {
     "first": replace(LEAN, teachers=Plan().teachers, students=(*LEAN.students, "plain_heads")),
     "lean": LEAN,
     "many": replace(LEAN, newest=12, teacher_epochs=30, shorter=0.4),
-    "long": replace(LEAN, newest=20, teacher_epochs=10, shorter=0.4),
-    "levers": replace(LEAN, students=("heads", "log_heads", "shuffled_heads"), rl_steps=0),
-    "cross": replace(LEAN, folds=2, students=("weak_heads", "cross_heads"), rl_steps=0),
+    "long": replace(LEAN, newest=20, teacher_epochs=10, shorter=0.4, eval_users=3020),
+    "levers": replace(
+        LEAN, students=("heads", "log_heads", "shuffled_heads", "ends_heads"), reinforcements={}
+    ),
+    "cross": replace(LEAN, folds=2, students=("weak_heads", "cross_heads"), reinforcements={}),
     "tiny": TINY,
 }
 """`first`: of a set's first seed, without students of the slower kind, `lean`: of further seeds; `many`,

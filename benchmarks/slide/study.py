@@ -15,15 +15,19 @@ import torch
 from benchmarks.slide import columns
 from benchmarks.slide.fleet import Evaluate, Member, Running, Schedule, Trained, train
 from benchmarks.slide.judging import Judging
-from benchmarks.slide.plan import Learning, Plan, Teaching
+from benchmarks.slide.plan import Learning, Plan, Reinforcement, Teaching
 from benchmarks.slide.tasks import IN_MEMORY, Tasks
 from models.slide.folder import Exported
 from models.slide.graphs import recorded
+from models.slide.history import NOTHING
 from recipes.slide.beam_export import BeamExportConfig, Search
 from recipes.slide.data import Data
 from recipes.slide.gr_train import GrTrainTask
 from recipes.slide.shards import Rows
 from recipes.slide.teachers import Teachers
+
+AGREEMENT = 4096
+"""Histories for which lists are compared with the teachers'."""
 
 
 @dataclass
@@ -104,9 +108,12 @@ class Study:
     def lists(self) -> None:
         """The lists that students learn from."""
         alpha = self.judging.about["counts of e"]["chosen"]
+        both = self._export(self.judging.models["e"], alpha, ends=True)
+        known = both.targets_R != NOTHING
+        others = ~np.isin(both.users_R, self.judging.some_users()) & (both.copies_R == 0)
         self.exported: dict[str, Rows] = {
-            "strong": self._export(self.judging.models["e"], alpha),
-        }
+            "strong": columns.of_rows(both, known), "ends": columns.of_rows(both, ~known & others),
+        }  # fmt: skip
         folds = [f"fold{fold}" for fold in range(self.plan.folds)]
         for name, teachers in (
             ("weak_heads", ["h"]),
@@ -117,17 +124,18 @@ class Study:
                 asked = [self.judging.models[teacher][0] for teacher in teachers]
                 self.exported[name] = self._export(asked, 0.0)
 
-    def _export(self, asked: Sequence[Exported], counts: float) -> Rows:
+    def _export(self, asked: Sequence[Exported], counts: float, ends: bool = False) -> Rows:
         plan = self.plan
         config = BeamExportConfig(
             sids=IN_MEMORY, teachers=[IN_MEMORY], beams=plan.beams, counts=counts,
             copies=plan.learning.copies, shards=1, batch_size=plan.batch, newest=plan.newest,
+            ends=ends,
         )  # fmt: skip
         folds = int(asked[0].about.get("folds", 0))
         search = Search(config, self.data, Teachers(asked, folds), self.device)
         rows = search.rows(np.arange(len(search.prefixes.rows[0])), lambda: False)
         assert rows is not None
-        own = rows.target_ranks[rows.copies_R == 0]
+        own = rows.target_ranks[(rows.copies_R == 0) & (rows.targets_R != NOTHING)]
         name = "+".join(exported.fingerprint for exported in asked)
         self.judging.about[f"targets in the lists of {name}"] = {
             str(top): float(((own >= 0) & (own < top)).mean()) for top in (1, 10, 50)
@@ -154,7 +162,10 @@ class Study:
             found, lengths = columns.of_followed(task, self.device)
         else:
             rows = self.exported.get(kind, self.exported["strong"])
-            rows = rows if learning.copies and how != "plain" else without_copies(rows)
+            if not learning.copies or how == "plain":
+                rows = columns.of_rows(rows, rows.copies_R == 0)
+            if how == "ends":
+                rows = columns.joined(rows, self.exported["ends"])
             found, lengths = columns.of_lists(task, rows, self.device)
         teacher = self.trained["h" if codes == "heads" else "s"].model
         start = dict(teacher.state_dict())  # as it computes: a study that goes on has no others
@@ -190,33 +201,61 @@ class Study:
         for name in ("heads", "steps"):
             if name in self.judging.models:
                 self.judging.judge(f"{name}:beam50")
+        self._agree(self.taught())
 
     def reinforcement(self) -> None:
-        """List-level reinforcement learning of the student `heads`."""
-        plan, name = self.plan, "rl_heads"
-        if "heads" not in self.judging.models or not plan.rl_steps:
+        """List-level reinforcement learning of the student `heads`: of all ways, validation chooses."""
+        ways = self.plan.reinforcements
+        if "heads" not in self.judging.models or not ways:
             return
-        task = self.tasks.reinforced()
+        for steps, batch in sorted({(way.steps, way.batch) for way in ways.values()}):
+            members = [
+                self.reinforced(f"rl: {name}", way)
+                for name, way in ways.items()
+                if (way.steps, way.batch) == (steps, batch)
+            ]
+            rows = max(len(member.lengths_R) for member in members)
+            self._train(members, steps * batch / rows, batch, rows, reinforced=True)
+        figures = {name: float(self.trained[f"rl: {name}"].best["ndcg@10"]) for name in ways}
+        best = max(figures, key=lambda name: figures[name])
+        self.judging.about["reinforcements"] = {"chosen": best, "validation ndcg@10": figures}
+        chosen = "rl_heads" if best == "first" else "reinforced_heads"
+        self.judging.models[chosen] = self.judging.models[f"rl: {best}"]
+        self.judging.judge(f"{chosen}:greedy")
+        self._agree([chosen])
+
+    def reinforced(self, name: str, way: Reinforcement) -> Member:
+        """The student `heads` again, to go on in this way."""
+        task = self.tasks.reinforced(way)
         task.begun[self.device] = self.judging.models["heads"][0]
-        rows = self.exported["strong"]
+        rows = self.exported["ends" if way.ends else "strong"]
         found, lengths = columns.of_groups(task, rows, self.device)
         batches = columns.groups_of(task, self.device)
         start = self.trained["heads"].weights
-        member = Member(name, task, plan.rl_optim, self.seed, found, lengths, batches, start)
-        self._train([member], plan.rl_steps * plan.rl_batch / len(lengths), plan.rl_batch,
-                    len(lengths), "rl")  # fmt: skip
-        self.judging.judge(f"{name}:greedy")
+        return Member(name, task, way.optim, self.seed, found, lengths, batches, start)
+
+    def _agree(self, names: Sequence[str]) -> None:
+        """What students' lists share with the ensemble's, of histories learnt from and of others."""
+        found = self.judging.about.setdefault("agreement", {})
+        parts = {part: self.exported[part] for part in ("strong", "ends")}
+        for name in names:
+            found[name] = {
+                part: self.judging.shared(name, rows, AGREEMENT)
+                for part, rows in parts.items()
+                if len(rows.users_R)
+            }
 
     def _train(
         self, members: Sequence[Member], epochs: float, batch: int, rows: int | None = None,
-        how: str = "",
+        reinforced: bool = False,
     ) -> None:  # fmt: skip
         plan = self.plan
         longest = max(int(member.lengths_R.max()) for member in members)
         added = plan.length if members[0].task.model_config.list_length else 1
         limits = sorted({n + added for n in (4, 8, 12) if n + added < longest} | {longest})
         steps = max(plan.evaluations, round(epochs * (rows or len(members[0].lengths_R)) / batch))
-        schedule = Schedule(limits, batch, steps, plan.evaluations, 0.0 if how else plan.patience)
+        patience = 0.0 if reinforced else plan.patience
+        schedule = Schedule(limits, batch, steps, plan.evaluations, patience, reinforced)
         began = time.monotonic()
         done = train(
             members, schedule, self._evaluate(members), self.device, self.dtype, self.graphs
@@ -266,13 +305,3 @@ class Study:
 
 def _shift(plan: Plan, name: str) -> int:
     return plan.teachers[name][2] if name in plan.teachers else 0
-
-
-def without_copies(rows: Rows) -> Rows:
-    """Those whose histories are whole."""
-    kept = np.flatnonzero(rows.copies_R == 0)
-    return Rows(
-        rows.users_R[kept], rows.events_R[kept], rows.copies_R[kept],
-        [rows.histories[row] for row in kept.tolist()], rows.targets_R[kept], rows.items_RK[kept],
-        rows.scores_RK[kept],
-    )  # fmt: skip

@@ -1,13 +1,12 @@
 """Tables in Markdown, out of the result files of one folder."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.slide.compared import SetStudies, against
-from recipes.ctr.significance import holm
+from benchmarks.slide.compared import SetStudies
 
 SETS = {
     "beauty": "Beauty",
@@ -63,40 +62,6 @@ def by_set(sets: Mapping[str, SetStudies], names: Mapping[str, str]) -> list[str
     return lines[:-1] if lines else [NOT_YET]
 
 
-def claims(sets: Mapping[str, SetStudies], about: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Differences of new recall@10 and NDCG@10 with p after Holm's correction over those of a set.
-
-    `about` says what is tested: in words, the first row, and the second, which it is to be above.
-    """
-    lines: list[str] = []
-    for name, words in SETS.items():
-        found = []
-        for words_of, first, second in about:
-            strata: list[tuple[str, str | None]] = [(words_of, None)]
-            if second in ("markov", "cooccurrence") and sets.get(name) and _has_strata(sets[name]):
-                strata.append((f"{words_of}, later", "later"))
-            for label, only in strata:
-                for figure in ("recall@10", "ndcg@10"):
-                    made = name in sets and against(sets[name], first, second, "new", figure, only)
-                    if made:
-                        found.append((label, figure, *made))
-        if not found:
-            continue
-        corrected = holm([d.p for _, _, d, _ in found])
-        lines += [f"{words}:", "", "| first above second | figure | difference | 95 % | p | seeds |",
-                  "|---" * 6 + "|"]  # fmt: skip
-        lines += [
-            f"| {label} | {figure} | {d.mean:+.4f} | {d.low:+.4f} to {d.high:+.4f} | {p:.3g} | {n} |"
-            for (label, figure, d, n), p in zip(found, corrected, strict=True)
-        ]
-        lines.append("")
-    return lines[:-1] if lines else [NOT_YET]
-
-
-def _has_strata(of: SetStudies) -> bool:
-    return of.counts is not None and bool(of.counts["summary"]["strata"])
-
-
 def chosen(sets: Mapping[str, SetStudies]) -> list[str]:
     """How the ensemble and the counts' weight were chosen, and what training took."""
     lines = ["| set | seed | plan | ensemble | counts weigh | targets in the first 10 of its lists |",
@@ -128,6 +93,19 @@ def known_targets(sets: Mapping[str, SetStudies]) -> list[str]:
                 cells = " | ".join(f"{shares[top]:.3f}" for top in ("1", "10", "50"))
                 models = key.removeprefix(TARGETS).replace("+", ", ")
                 lines.append(f"| {words} | {file['config']['seed']} | {models} | {cells} |")
+    return lines if len(lines) > 2 else [NOT_YET]
+
+
+def agreement(sets: Mapping[str, SetStudies]) -> list[str]:
+    """What students' lists share with those of their teachers."""
+    lines = ["| set | seed | student | lists it learnt from | histories it never saw |",
+             "|---" * 5 + "|"]  # fmt: skip
+    for name, words in SETS.items():
+        for file in sets[name].files if name in sets else []:
+            seed, found = file["config"]["seed"], file["summary"]["about"].get("agreement", {})
+            for student, of in found.items():
+                cells = [f"{of[part]:.3f}" if part in of else "" for part in ("strong", "ends")]
+                lines.append(f"| {words} | {seed} | {student} | {' | '.join(cells)} |")
     return lines if len(lines) > 2 else [NOT_YET]
 
 
@@ -176,8 +154,9 @@ def latency(folder: Path) -> list[str]:
     sizes = list(dict.fromkeys(r["size"] for r in rows))
     lines = [
         "| model | codes | decoding | passes | " + " | ".join(f"batch {b}, ms" for b in batches)
-        + " | " + " | ".join(f"batch {b}, users/s" for b in batches) + " |",
-        "|---" * (4 + 2 * len(batches)) + "|",
+        + " | " + " | ".join(f"batch {b}, users/s" for b in batches)
+        + f" | batch {batches[-1]}, peak MiB |",
+        "|---" * (5 + 2 * len(batches)) + "|",
     ]  # fmt: skip
     for size, codes, how in sorted(
         {(r["size"], r["codes"], r["how"]) for r in rows},
@@ -193,6 +172,8 @@ def latency(folder: Path) -> list[str]:
         first = next(r for r in found if r)
         cells = [f"{r['ms']:.2f}" if r else "" for r in found]
         cells += [f"{r['users_per_second']:,.0f}" if r else "" for r in found]
+        last = found[-1]
+        cells.append(f"{last['peak_mib']:,.0f}" if last and "peak_mib" in last else "")
         lines.append(f"| {size}, {first['parameters'] / 1e6:.1f} M | {codes} | {how} "
                      f"| {first['steps']} | " + " | ".join(cells) + " |")  # fmt: skip
     lines += ["", "| users per second, list over search | " + " | ".join(f"batch {b}" for b in batches)
@@ -216,6 +197,26 @@ def latency(folder: Path) -> list[str]:
                 )
     device = result["machine"]["device"]
     return [*lines, "", f"Medians, {device}, torch {result['versions']['torch']}."]
+
+
+def speeds(folder: Path) -> Iterator[str]:
+    """A sentence for each size on lists by heads against beam search (B = 50) of both kinds."""
+    file = folder / "slide-latency.json"
+    if not file.exists():
+        return
+    rows = json.loads(file.read_text())["rows"]
+    at = {(r["size"], r["codes"], r["how"], r["batch"]): r["users_per_second"] for r in rows}
+    for size in dict.fromkeys(r["size"] for r in rows):
+        for codes in ("steps", "heads"):
+            found = {
+                batch: at[size, "heads", "greedy", batch] / at[size, codes, "beam50", batch]
+                for batch in sorted({r["batch"] for r in rows})
+                if (size, "heads", "greedy", batch) in at and (size, codes, "beam50", batch) in at
+            }
+            if found:
+                shares = ", ".join(f"{found[b]:.2f} at batch {b}" for b in found)
+                yield (f"Size {size}, users per second, a list by heads over beam search (B = 50) "
+                       f"by {codes}: {shares}.")  # fmt: skip
 
 
 def weights(folder: Path) -> list[str]:

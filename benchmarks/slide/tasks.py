@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.slide.plan import Learning, Plan, Teaching
+from benchmarks.slide.plan import Learning, Plan, Reinforcement, Teaching
 from models.slide.ids import make_ids
 from recipes.slide.data import Data
 from recipes.slide.gr_train import GrTrainConfig, GrTrainTask
@@ -68,14 +68,17 @@ class Tasks:
         task.data = self.data
         return task
 
-    def reinforced(self) -> ListRlTask:
+    def reinforced(self, way: Reinforcement) -> ListRlTask:
         """What makes a student with heads better."""
         task = ListRlTask(
-            task=ListRlConfig(sids=IN_MEMORY, lists=IN_MEMORY, teacher=IN_MEMORY),
+            task=ListRlConfig(
+                sids=IN_MEMORY, lists=IN_MEMORY, teacher=IN_MEMORY, credit=way.credit,
+                ndcg=way.ndcg, overlap=way.overlap, graded=way.graded,
+            ),
             model=self.plan.model("s", "heads", self.plan.length, 0.0),
             data=self.data.config,
             seed=0,
-        )
+        )  # fmt: skip
         task.data = self.data
         return task
 

@@ -56,6 +56,9 @@ class BeamExportConfig:
     """And items of a list."""
     newest: int | None = None
     """Only the newest so many prefixes of each user; null: all."""
+    ends: bool = False
+    """Also each user's whole training part: what follows is held out, so no teacher remembers it, and no
+    row has it. A student then knows lists of the very histories that validation asks about."""
     copies: int = 0
     """For each prefix, so many more with items left out."""
     drop: float = 0.2
@@ -106,7 +109,8 @@ class BeamExportTask:
     def describe(self) -> dict[str, str]:
         """Data, teachers, lists."""
         config = self.config
-        prefixes = Prefixes(self.data.split, 1, config.copies, 0.0, 1, config.newest)
+        split = self.data.split
+        prefixes = Prefixes(split, 1, config.copies, 0.0, 1, config.newest, config.ends)
         lists = len(prefixes.rows[0])
         return {
             **self.data.describe(),
@@ -146,7 +150,8 @@ class BeamExportTask:
         self._ranks = {"validation": validation}
         if dist.get_rank() == 0:
             rows = read_shards(folder, self.config.shards, self.config.beams)
-            self._ranks["training"] = rows.target_ranks[rows.copies_R == 0]
+            asked = (rows.copies_R == 0) & (rows.targets_R != NOTHING)
+            self._ranks["training"] = rows.target_ranks[asked]
         return self._figures()
 
     def _figures(self) -> dict[str, float]:
@@ -193,6 +198,7 @@ class Search:
             config.drop,
             config.shards,
             config.newest,
+            config.ends,
         )
         self.group_of_user = teachers.groups(list(data.sequences.user_names))
 
@@ -213,8 +219,8 @@ class Search:
         found = self._lists(users[rows], histories, stopping, own_pairs=False)
         if found is None:
             return None
-        target_items = self.data.sequences.items_E[targets[rows]]
-        return Rows(users[rows], targets[rows], copies[rows], histories, target_items, *found)
+        known = self.prefixes.targets(rows)
+        return Rows(users[rows], targets[rows], copies[rows], histories, known, *found)
 
     def validation(self, limit: int) -> Ints:
         """Places of the validation targets of the first users of every rank's share, over all ranks."""

@@ -27,7 +27,8 @@ def measure(
 ) -> dict[str, Any]:
     """Median and 95th percentile of a batch in ms, users per second, and passes of the layers.
 
-    `steps` passes follow each other, and have `row_steps` rows a user together.
+    `steps` passes follow each other, and have `row_steps` rows a user together. On a GPU `peak_mib` is
+    what decoding takes at most, beyond weights and trie.
 
     On a GPU the whole decoding is one CUDA graph, for every kind of row.
     """
@@ -35,6 +36,7 @@ def measure(
     repeated = [histories[n % len(histories)] for n in range(batch)]
     longest = max(exported.model.config.max_history for exported in asked)
     items_BH = pad_left(repeated, longest).to(device)
+    before = _peak(device, anew=True)
     run = captured(decoder(row, asked, length), items_BH, items_BH[:, :0])
     times: list[float] = []
     while len(times) < WARMUP + ROUNDS and sum(times[WARMUP:]) < seconds:
@@ -44,6 +46,7 @@ def measure(
         _wait(device)
         times.append(time.perf_counter() - begin)
     taken = np.array(times[WARMUP:] or times)
+    memory = {"peak_mib": (_peak(device) - before) / 2**20} if device.type == "cuda" else {}
     steps = rows = 0
     for exported in asked:
         one_pass = exported.model.config.codes == "heads"
@@ -62,7 +65,18 @@ def measure(
         "steps": steps,
         "row_steps": rows,
         "runs": len(taken),
+        **memory,
     }
+
+
+def _peak(device: torch.device, anew: bool = False) -> int:
+    """Bytes of tensors at most, since it was asked `anew`; 0 where nobody counts them."""
+    if device.type != "cuda":
+        return 0
+    if anew:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    return torch.cuda.max_memory_allocated(device)
 
 
 def _wait(device: torch.device) -> None:

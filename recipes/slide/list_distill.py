@@ -79,7 +79,9 @@ class ListSample(NamedTuple):
     """Without NOTHING; may be shorter than a full list."""
     weights_K: NDArray[np.float32]
     target: int
-    """What really followed."""
+    """What really followed; NOTHING if nobody may know it."""
+    scores_K: NDArray[np.float32]
+    """Of the list's items, by its teacher; zeros without one."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,9 @@ class Distilled:
         there = items != NOTHING
         items, scores = items[there], scores[there]
         target = int(self.rows.targets_R[row])
-        if config.target == "prepend" or (
-            config.target == "insert" and target not in items[: self.length]
+        if target != NOTHING and (
+            config.target == "prepend"
+            or (config.target == "insert" and target not in items[: self.length])
         ):
             place = 0 if config.target == "prepend" else min(len(items), self.length - 1)
             kept = items != target
@@ -119,7 +122,7 @@ class Distilled:
             order = np.random.default_rng([row, 0]).permutation(len(items))
         weights = place_weights(scores, config)
         history = self.rows.histories[row][-self.max_history :]
-        return ListSample(history, items[order], weights, target)
+        return ListSample(history, items[order], weights, target, scores[order])
 
     def fingerprint(self) -> str:
         """Of the lists, and of what is made of them."""
@@ -172,7 +175,7 @@ class Followed:
         followed = ahead[np.sort(first)][: self.length]
         history = self.split.history(user, event)[-self.max_history :]
         weights = np.ones(len(followed), dtype=np.float32)
-        return ListSample(history, followed, weights, int(followed[0]))
+        return ListSample(history, followed, weights, int(followed[0]), np.zeros_like(weights))
 
     def fingerprint(self) -> str:
         """Of the sequences."""
@@ -231,6 +234,11 @@ class ListDistillTask(GrTrainTask):
             found["slots_KD"] = lambda read: torch.zeros(shape)
         return found
 
+    def _items_read(self, beams: int) -> int:
+        """Of a list of so many."""
+        del beams
+        return self.model_config.list_length
+
     @cached_property
     def _samples(self) -> Distilled | Followed:
         length, H = self.model_config.list_length, self.model_config.max_history
@@ -250,6 +258,7 @@ class ListDistillTask(GrTrainTask):
                 f"task.lists={folder} has lists of {manifest['settings']['beams']} items, and "
                 f"model.list_length={length}: set model.list_length to less, or export more beams"
             )
+        length = self._items_read(manifest["settings"]["beams"])
         rows = read_shards(folder, manifest["settings"]["shards"], length)
         chosen = np.arange(len(rows.users_R))
         if self.config.only_found:

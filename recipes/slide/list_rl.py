@@ -5,7 +5,10 @@ a group counts by its reward less the group's mean, in standard deviations, so a
 all alike teaches nothing. Few lists hit the one target, so the reward also has what a list shares with
 the teacher's, and the teacher's own list may stand in the group (`inject`).
 
-B histories, G lists of each, K items of a list, L levels, C codes
+A reward is a sum over places, so an item need not answer for those before it: with `credit=place` its
+log-probability is weighed by what its place and later ones gave (the policy gradient's reward to go).
+
+B histories, G lists of each, K items of a list, M of a teacher's list, L levels, C codes
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from configs.values import at_least
+from configs.values import at_least, one_of
 from models.slide.config import SlideConfig
 from models.slide.decode import allowed_along, greedy_list
 from models.slide.folder import Exported
@@ -28,6 +31,7 @@ from recipes.slide.list_distill import ListDistillConfig, ListDistillTask
 from recipes.slide.teachers import load_model
 from recipes.task import Batch, DataError
 
+CREDITS = ("list", "place")
 EPSILON = 1e-4
 """A group whose rewards differ by less is one of equal lists."""
 
@@ -45,6 +49,13 @@ class ListRlConfig(ListDistillConfig):
     """Weight of a list's NDCG for the item that really followed."""
     overlap: float = 0.5
     """Weight of the share of its items that the teacher's list has."""
+    graded: float = 0.0
+    """Weight of a list's NDCG with the teacher's shares as gains: the softmax of the scores of all items
+    of its exported list, which may be longer than the student's."""
+    flatness: float = 1.0
+    """Temperature of this softmax."""
+    credit: str = "list"
+    """What an item answers for: list (the reward of the whole list) or place (of its and later ones)."""
     inject: bool = False
     """Let the teacher's list take the place of one of a group."""
     kl: float = 0.02
@@ -53,28 +64,46 @@ class ListRlConfig(ListDistillConfig):
     def __post_init__(self) -> None:
         ListDistillConfig.__post_init__(self)
         at_least("task.group", self.group, 2)
-        for name in ("ndcg", "overlap", "kl"):
+        for name in ("ndcg", "overlap", "graded", "kl"):
             at_least(f"task.{name}", getattr(self, name), 0)
+        if not self.flatness > 0:
+            raise ValueError(f"task.flatness={self.flatness}: set task.flatness above 0")
+        one_of("task.credit", self.credit, CREDITS)
 
 
 def rewards(
-    lists_BGK: Tensor, targets_B: Tensor, teachers_BK: Tensor, ndcg: float, overlap: float
+    lists_BGK: Tensor,
+    targets_B: Tensor,
+    teachers_BM: Tensor,
+    scores_BM: Tensor,
+    config: ListRlConfig,
 ) -> Tensor:
-    """(B, G)."""
+    """What each place gives (B, G, K); a list's reward is their sum. Target NOTHING: nobody knows it."""
     K = lists_BGK.shape[2]
+    there_BGK = lists_BGK != NOTHING
     gain_K = 1 / torch.arange(2, K + 2, device=lists_BGK.device).log2()
-    hit_BGK = lists_BGK == targets_B[:, None, None]
-    shared_BGK = (lists_BGK[..., None] == teachers_BK[:, None, None]).any(3) & (
-        lists_BGK != NOTHING
-    )
-    return ndcg * (hit_BGK * gain_K).sum(2) + overlap * shared_BGK.float().mean(2)
+    hit_BGK = (lists_BGK == targets_B[:, None, None]) & there_BGK
+    same_BGKM = (lists_BGK[..., None] == teachers_BM[:, None, None]) & there_BGK[..., None]
+    shared_BGK = same_BGKM[..., :K].any(3)
+    gave_BGK = config.ndcg * hit_BGK * gain_K + config.overlap * shared_BGK / K
+    if config.graded:
+        share_BM = (scores_BM.float() / config.flatness).softmax(1)
+        best_BK = share_BM.sort(1, descending=True).values[:, :K]
+        ideal_B = (best_BK * gain_K[: best_BK.shape[1]]).sum(1)
+        share_BGK = (same_BGKM * share_BM[:, None, None]).sum(3)
+        gave_BGK = gave_BGK + config.graded * share_BGK * gain_K / ideal_B[:, None, None]
+    return gave_BGK
 
 
-def advantages(reward_BG: Tensor) -> Tensor:
-    """In standard deviations of the group; 0 where a group's rewards are equal."""
-    centered_BG = reward_BG - reward_BG.mean(1, keepdim=True)
-    deviation_B1 = reward_BG.std(1, keepdim=True, correction=0)
-    return (centered_BG / (deviation_B1 + EPSILON)).masked_fill(deviation_B1 <= EPSILON, 0.0)
+def advantages(gave_BGK: Tensor, credit: str) -> Tensor:
+    """For each item (B, G, K), in standard deviations of the group's rewards; 0 where they are equal."""
+    reward_BG1 = gave_BGK.sum(2, keepdim=True)
+    deviation_B11 = reward_BG1.std(1, keepdim=True, correction=0)
+    to_go_BGK = reward_BG1.expand_as(gave_BGK)
+    if credit == "place":
+        to_go_BGK = gave_BGK.flip(2).cumsum(2).flip(2)
+    centered_BGK = to_go_BGK - to_go_BGK.mean(1, keepdim=True)
+    return (centered_BGK / (deviation_B11 + EPSILON)).masked_fill(deviation_B11 <= EPSILON, 0.0)
 
 
 @dataclass
@@ -121,16 +150,22 @@ class ListRlTask(ListDistillTask):
                 f"{self.data.ids.num_items} items: set model.list_length to less"
             )
 
+    def _items_read(self, beams: int) -> int:
+        return beams if self.config.graded else super()._items_read(beams)
+
     def _collate_training(self, samples: Sequence[Any]) -> dict[str, Any]:
-        K = self.model_config.list_length
-        lists_BK = np.full((len(samples), K), NOTHING, dtype=np.int64)
-        for row, sample in zip(lists_BK, samples, strict=True):
-            row[: len(sample.list_K)] = sample.list_K
+        M = max(self.model_config.list_length, *(len(sample.list_K) for sample in samples))
+        teachers_BM = np.full((len(samples), M), NOTHING, dtype=np.int64)
+        scores_BM = np.full((len(samples), M), -np.inf, dtype=np.float32)
+        for items_M, scores_M, sample in zip(teachers_BM, scores_BM, samples, strict=True):
+            items_M[: len(sample.list_K)] = sample.list_K
+            scores_M[: len(sample.list_K)] = sample.scores_K
         longest = self.model_config.max_history
         return {
             "histories_BH": pad_left([sample.history for sample in samples], longest),
             "targets_B": torch.tensor([sample.target for sample in samples]),
-            "teachers_BK": torch.from_numpy(lists_BK),
+            "teachers_BM": torch.from_numpy(teachers_BM),
+            "scores_BM": torch.from_numpy(scores_BM),
             "count": float(len(samples) * self.config.group),
         }
 
@@ -146,15 +181,14 @@ class ListRlTask(ListDistillTask):
         """Minus advantage times log-probability, plus the distance to the start, summed over lists."""
         config, trie = self.config, self._trie(batch["histories_BH"].device)
         histories_BGH = batch["histories_BH"][:, None].expand(-1, config.group, -1)
-        histories_NH = histories_BGH.flatten(0, 1)
-        lists_BGK = self._draw(model, trie, histories_NH, batch["teachers_BK"])
-        reward_BG = rewards(
-            lists_BGK, batch["targets_B"], batch["teachers_BK"], config.ndcg, config.overlap
-        )
-        advantage_BG = advantages(reward_BG)
-        self._seen.groups += len(reward_BG)
-        self._seen.equal += (advantage_BG == 0).all(1).sum()
-        self._seen.reward += reward_BG.mean(1).sum()
+        histories_NH, teachers_BM = histories_BGH.flatten(0, 1), batch["teachers_BM"]
+        K = self.model_config.list_length
+        lists_BGK = self._draw(model, trie, histories_NH, teachers_BM[:, :K])
+        gave_BGK = rewards(lists_BGK, batch["targets_B"], teachers_BM, batch["scores_BM"], config)
+        advantage_BGK = advantages(gave_BGK, config.credit)
+        self._seen.groups += len(gave_BGK)
+        self._seen.equal += (advantage_BGK == 0).all(2).all(1).sum()
+        self._seen.reward += gave_BGK.sum(2).mean(1).sum()
 
         lists_NK = lists_BGK.flatten(0, 1)
         own_NKL = self._log_probabilities(model, trie, histories_NH, lists_NK)
@@ -163,8 +197,8 @@ class ListRlTask(ListDistillTask):
             begun_NKL = self._log_probabilities(reference, trie, histories_NH, lists_NK)
         apart_NKL = begun_NKL - own_NKL
         distance_NKL = apart_NKL.exp() - apart_NKL - 1  # unbiased, never negative (Schulman 2020)
-        gain_N = advantage_BG.flatten() * own_NKL.sum((1, 2))
-        return (config.kl * distance_NKL.sum((1, 2)) - gain_N).sum()
+        gain_NK = advantage_BGK.flatten(0, 1) * own_NKL.sum(2)
+        return (config.kl * distance_NKL.sum(2) - gain_NK).sum()
 
     @torch.no_grad()
     def _draw(self, model: Any, trie: Trie, histories_NH: Tensor, teachers_BK: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from models.slide.history import NOTHING
 from recipes.interactions.tables import Ints
 from recipes.slide.split import Split
 
@@ -24,6 +25,8 @@ class Prefixes:
     shards: int
     newest: int | None = None
     """Of each user, so many prefixes at most: the longest ones."""
+    ends: bool = False
+    """Also each user's whole training part, behind all prefixes. What follows it is held out."""
 
     @cached_property
     def rows(self) -> tuple[Ints, Ints, Ints]:
@@ -32,6 +35,11 @@ class Prefixes:
         if self.newest is not None:
             kept = self.split.train_ends[users_R] - targets_R <= self.newest
             users_R, targets_R = users_R[kept], targets_R[kept]
+        if self.ends:
+            ends_X = self.split.train_ends
+            there = np.flatnonzero(ends_X > self.split.sequences.starts_X[:-1])
+            users_R = np.concatenate([users_R, there])
+            targets_R = np.concatenate([targets_R, ends_X[there]])
         copies = np.tile(np.arange(1 + self.copies), len(users_R))
         each = 1 + self.copies
         return np.repeat(users_R, each), np.repeat(targets_R, each), copies
@@ -47,6 +55,12 @@ class Prefixes:
     def of_shard(self, shard: int) -> Ints:
         """Rows of one shard, in order."""
         return np.flatnonzero(self.shard_of == shard)
+
+    def targets(self, rows: Ints) -> Ints:
+        """The items that really followed; NOTHING where that is held out."""
+        users, targets, _ = (column[rows] for column in self.rows)
+        known = targets < self.split.train_ends[users]
+        return np.where(known, self.split.sequences.items_E[targets], NOTHING)
 
     def history(self, row: int) -> Ints:
         """Oldest first. A copy lacks each item with a chance of `drop`, but the newest never."""

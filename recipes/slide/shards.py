@@ -3,7 +3,7 @@
     lists/shard-00017.parquet    user, event, copy, history, target, items, scores, target_rank
 
 `event` is the number of the target among all interactions; `target_rank` is its place in the list, from
-0 on, or -1.
+0 on, or -1. Where nobody may know the target (`Prefixes.ends`), it is NOTHING.
 """
 
 import io
@@ -39,7 +39,7 @@ class Rows:
     @property
     def target_ranks(self) -> Ints:
         """From 0 on; -1 where the target is not in the list."""
-        hit_RK = self.items_RK == self.targets_R[:, None]
+        hit_RK = (self.items_RK == self.targets_R[:, None]) & (self.items_RK != NOTHING)
         return np.where(hit_RK.any(1), hit_RK.argmax(1), -1)
 
 

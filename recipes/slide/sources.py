@@ -79,7 +79,13 @@ def _folder(config: SequencesConfig) -> tuple[Sequences, Items]:
     folder = Path(config.folder or "").expanduser()
     users: list[int] = []
     items: list[int] = []
-    for words in _lines(folder / "sequences.txt", None, 2):
+    file, seen = folder / "sequences.txt", set()
+    for words in _lines(file, None, 2):
+        if words[0] in seen:
+            raise DataError(
+                f"{file}: user {words[0]} has two lines: join them, or number them apart"
+            )
+        seen.add(words[0])
         users += [int(words[0])] * (len(words) - 1)
         items += map(int, words[1:])
     made = _items_of(folder, config, sorted(set(items)))

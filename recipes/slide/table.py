@@ -1,6 +1,6 @@
 """From the lists of all rows to figures, and to the panels of the report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ class EvalPanels:
     result: dict[str, Any] = field(default_factory=dict)
 
     def panels(self) -> list[dict[str, Any]]:
-        """Tables of raw and new lists, the position curve, and recall against latency."""
+        """Tables of raw and new lists, their position curves, and recall against latency."""
         if not self.result:
             return []
         rows = self.result["rows"]
@@ -88,22 +88,16 @@ class EvalPanels:
             ("raw", "Items that the user has met may be in the lists."),
             ("new", "They may not: removed while searching, for every row alike."),
         )]  # fmt: skip
-        series = {
-            name: [
-                [k + 1, share]
-                for k, share in enumerate(np.cumsum(row["raw"]["by_position"]).tolist())
-            ]
-            for name, row in rows.items()
-        }
-        panels.append(
+        panels += [
             {
-                "title": "Recall by length of the list",
+                "title": f"Recall by length of the {kind} list",
                 "kind": "lines",
-                "about": "What each further place of a raw list adds.",
+                "about": f"What each further place of a {kind} list adds.",
                 "x": "places",
-                "series": series,
+                "series": {name: _curve(row[kind]["by_position"]) for name, row in rows.items()},
             }
-        )
+            for kind in ("raw", "new")
+        ]
         timed = {name: row["latency"] for name, row in rows.items() if "latency" in row}
         if timed:
             panels += [*self._plots(timed), self._latency(timed)]
@@ -149,6 +143,8 @@ class EvalPanels:
 
     def _latency(self, timed: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
         columns = ["batch", "ms", "ms_95", "users_per_second", "steps", "row_steps"]
+        if any("peak_mib" in one for of_row in timed.values() for one in of_row):
+            columns.append("peak_mib")
         return {
             "title": "Latency",
             "kind": "table",
@@ -158,9 +154,14 @@ class EvalPanels:
                 [
                     name,
                     self._found(name),
-                    *(one[c] for c in columns),
+                    *(one.get(c) for c in columns),
                 ]
                 for name, all_of_row in timed.items()
                 for one in all_of_row
             ],
         }
+
+
+def _curve(by_position: Sequence[float]) -> list[list[float]]:
+    """Recall of the first places, one more for each."""
+    return [[k, share] for k, share in enumerate(np.cumsum(by_position).tolist(), start=1)]

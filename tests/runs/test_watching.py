@@ -31,7 +31,7 @@ def test_a_resumed_run_has_each_step_once_wherever_one_looks(tmp_path):
     assert "switched off" not in output
 
     rows = metrics(folder)
-    assert [row["step"] for row in rows] == [2, 3, 4, 6, 7]
+    assert [row["step"] for row in rows] == [2, 3, 4, 5, 6, 7]  # and before an evaluation
     assert [row["step"] for row in metrics(folder, "eval")] == [5, 7]
     assert [row["step"] for row in metrics(folder, "start")] == [0, 3]
     assert [row["code"] for row in metrics(folder, "end")] == [0, 0]
@@ -44,8 +44,8 @@ def test_a_resumed_run_has_each_step_once_wherever_one_looks(tmp_path):
         assert row["imbalance"] >= 1
         assert 0 < row["goodput"] < 1
     [current] = (folder / "wandb").glob("offline-run-*/run-*.wandb")
-    assert [step for step, _ in history(current)] == [4, 6, 8, 11, 12, 14, 15]
-    assert scalars(folder / "tensorboard") == [2, 3, 4, 6, 7]
+    assert [step for step, _ in history(current)] == [4, 6, 8, 10, 11, 12, 14, 15]
+    assert scalars(folder / "tensorboard") == [2, 3, 4, 5, 6, 7]
     page = (folder / "report.html").read_text()
     assert "started again, from step-00000003" in page
     assert 'class="state done"' in page

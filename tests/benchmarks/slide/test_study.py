@@ -2,17 +2,22 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.pages import filled
 from benchmarks.slide import __main__ as program
-from benchmarks.slide import page, study
+from benchmarks.slide import page, study, verdicts
 from benchmarks.slide.compared import against, load
 from benchmarks.slide.everything import ASIDE
-from benchmarks.slide.plan import LEARNINGS, TEACHINGS, TINY
+from benchmarks.slide.plan import LEARNINGS, REINFORCEMENTS, TEACHINGS, TINY
 from benchmarks.slide.scored import read, written
+from benchmarks.slide.sets import Prepared
+from models.slide.history import NOTHING
+from recipes.ctr.significance import Difference
 from recipes.slide.metrics import MISSED, gains, places
 from tests.benchmarks.slide.small import planted
 
@@ -128,6 +133,46 @@ def test_and_their_students(results, monkeypatch):
     assert program.taught(TINY, folder / "learned").learning == LEARNINGS[chosen]
 
 
+def test_and_reinforced(results, monkeypatch):
+    folder, packed = results
+    ways = {name: REINFORCEMENTS[name] for name in ("first", "ends, scores")}
+    monkeypatch.setattr(program, "REINFORCEMENTS", ways)
+    monkeypatch.setitem(program.PLANS, "tiny", replace(TINY, students=("heads",), folds=0))
+    out = folder / "reinforced"
+    run(monkeypatch, "reinforcements", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out",
+        out)  # fmt: skip
+    summary = json.loads((out / "slide-rl-trials.json").read_text())["summary"]
+    figures, chosen = summary["validation ndcg@10"], summary["chosen"]
+    found = json.loads((out / "slide-beauty-0.json").read_text())["summary"]
+    before = found["trainings"]["heads"]["best"]["ndcg@10"]
+    assert set(figures) == set(ways)
+    assert before <= figures[chosen] == max(figures.values())
+    assert [row["step"] for row in found["trainings"]["rl: ends, scores"]["log"]] == [0, 1, 2]
+    assert 0 < found["about"]["agreement"]["heads"]["ends"] <= 1
+    assert page.tables(out)["reinforcements"][2].startswith(f"| {chosen} | ")
+    assert program.taught(TINY, out).reinforcements == {chosen: ways[chosen]}
+    with monkeypatch.context() as patch:
+        patch.setattr(study.Study, "run", None)
+        run(patch, "reinforcements", "--set", packed, "--plan", "tiny", "--device", "cpu", "--out",
+            out, "--resume")  # fmt: skip
+
+
+def test_nothing_is_learnt_from_what_validation_asks(results):
+    """Whole training parts are those of users who are not evaluated, and their rows have no target."""
+    _, packed = results
+    plan = replace(TINY, students=("heads",), folds=0)
+    one = study.Study(Prepared.of(packed), plan, 0, torch.device("cpu"), graphs=False)
+    one.teachers()
+    one.judging.ensemble()
+    one.judging.counted("e")
+    one.lists()
+    ends, strong = one.exported["ends"], one.exported["strong"]
+    assert len(ends.users_R) == 60 - len(one.judging.some_users()) == 20
+    assert not set(ends.users_R.tolist()) & set(one.judging.some_users())
+    assert (ends.targets_R == NOTHING).all()
+    assert (strong.events_R < one.data.split.train_ends[strong.users_R]).all()
+
+
 def test_the_page_has_what_is_in_the_files(results):
     folder, _ = results
     tables = page.tables(folder)
@@ -145,6 +190,32 @@ def test_the_page_has_what_is_in_the_files(results):
     new = filled(text, tables)
     assert "old" not in new
     assert filled(new, tables) == new
+
+
+def test_sentences_say_what_the_tests_of_the_tables_do(results, monkeypatch):
+    folder, _ = results
+    sets = load(folder)
+    about = [*page.CLAIMS, ("a row that nobody has", "heads:greedy", "nobody:greedy")]
+    found = verdicts.tested(sets["beauty"], about)
+    rows = [line.split(" | ") for line in page.tables(folder)["claims"] if line.startswith("| ")]
+    assert [one.label for one in found] == [row[0].removeprefix("| ") for row in rows[1:]]
+    signs = {"shown": +0.01, "below": -0.01, "open": +0.01}
+    for verdict, mean in signs.items():
+        p = 0.5 if verdict == "open" else 0.01
+        one = verdicts.Tested("a claim", "recall@10", Difference(mean, 0.0, 0.0, p), 2, p)
+        assert one.verdict == verdict
+        with monkeypatch.context() as patch:
+            patch.setattr(verdicts, "tested", lambda *_, one=one: [one])
+            lines = verdicts.verdicts(sets, about, folder)
+        said = f"{verdicts.VERDICTS[verdict]} Beauty (recall {mean:+.4f}; 2 seeds)"
+        assert lines[0] == f"- A claim: {said.replace('0.', '.', 1)}."
+    lines = verdicts.verdicts(sets, about, folder)
+    assert any("a row that nobody has" in line for line in lines if "Not measured" in line)
+    assert (
+        "- Nothing is trained yet on Toys, Yelp-P5, MovieLens-1M and Beauty, ties permuted."
+        in lines
+    )
+    assert "- Students of Beauty (seed 0) learnt for 1 epochs at a rate of 0.0005, with 1 copy of each history." in lines  # fmt: skip
 
 
 def test_plans_that_stand_apart_have_tables_of_their_own(results, tmp_path):

@@ -258,3 +258,20 @@ def test_no_list_is_longer_than_there_are_items(made, tmp_path):
     rows = read_shards(tmp_path, 5, 120)
     assert ((rows.items_RK != NOTHING).sum(1) == 96).all()
     assert np.isneginf(rows.scores_RK[:, 96:]).all()
+
+
+def test_whole_training_parts_have_lists_without_what_is_held_out(made, whole, tmp_path):
+    """Behind the other rows, which are the same as without; no file has their targets."""
+    export(tmp_path, *made, ends=True)
+    split = Split(read_source(PLANTED)[0])
+    rows, others = read_shards(tmp_path, 5, 6), read_shards(whole[0], 5, 6)
+    ends = rows.events_R == split.train_ends[rows.users_R]
+    assert np.array_equal(rows.users_R[~ends], others.users_R)
+    assert np.array_equal(rows.items_RK[~ends], others.items_RK)
+    assert sorted(rows.users_R[ends].tolist()) == list(range(split.sequences.num_users))
+    assert (rows.targets_R[ends] == NOTHING).all()
+    assert (rows.target_ranks[ends] == -1).all()
+    for row in np.flatnonzero(ends).tolist():
+        user = int(rows.users_R[row])
+        history = split.history(user, int(split.train_ends[user]))
+        assert rows.histories[row].tolist() == history[-6:].tolist()

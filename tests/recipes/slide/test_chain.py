@@ -34,3 +34,20 @@ def test_with_folds_lists_are_those_of_teachers_without_the_user():
     assert found["list_eval"]["models"]["teacher"] == "run/gr_train/exported"
     with pytest.raises(ValueError, match=r"folds=1: set task.folds to 2 or more, or to 0"):
         stages(folds=1)
+
+
+def test_an_ensembles_teachers_differ_in_their_seed_and_make_the_lists_together():
+    own = {"gr_train": {"task": {"beams": 12}, "trainer": {"steps": 9}}}
+    task = SlideTask(task=SlideTaskConfig(ensemble=3, stages=own), model=None, data=None, seed=5)
+    found = {stage.name: stage.nodes for stage in task.stages(Path("run"))}
+    more = ["gr_train_seed1", "gr_train_seed2"]
+    assert list(found)[:5] == ["sid_build", "gr_train", *more, "beam_export"]
+    assert [found[name]["trainer"] for name in more] == [{"steps": 9, "seed": n} for n in (6, 7)]
+    assert {found[name]["task"]["beams"] for name in more} == {12}
+    all_of_them = [f"run/{name}/exported" for name in ("gr_train", *more)]
+    assert found["beam_export"]["task"]["teachers"] == all_of_them
+    assert found["list_eval"]["task"]["models"]["ensemble"] == all_of_them
+    assert found["list_distill"]["task"]["teacher"] == all_of_them[0]
+    assert "ensemble" not in stages()["list_eval"]["models"]
+    with pytest.raises(ValueError, match=r"set task.folds=0, or task.ensemble=1"):
+        stages(folds=2, ensemble=2)

@@ -155,7 +155,7 @@ def test_panels_are_plain_and_complete(made, whole):
     done(task, whole[0])
     panels = task.panels()
     assert json.loads(json.dumps(panels)) == panels
-    raw, new, curve, plot, times = panels
+    raw, new, curve, curve_of_new, plot, times = panels
     assert plot["title"] == "Recall against latency, batch 2"
     assert {name: points for name, points in plot["series"].items()} == {
         row[0]: [[row[times["columns"].index("ms")], row[1]]] for row in times["rows"]
@@ -163,7 +163,8 @@ def test_panels_are_plain_and_complete(made, whole):
     assert [row[0] for row in raw["rows"]] == ROWS == [row[0] for row in new["rows"]]
     assert all(len(row) == len(raw["columns"]) for row in raw["rows"])
     assert None not in raw["rows"][0]
-    assert curve["series"]["t:beam12"][-1][1] == pytest.approx(raw["rows"][-1][1])
+    for of, lists in ((curve, raw), (curve_of_new, new)):
+        assert of["series"]["t:beam12"][-1][1] == pytest.approx(lists["rows"][-1][1])
     assert [row[0] for row in times["rows"]] == ["i:beam10", "t:repeat", "s:greedy", "t:beam12"]
 
 

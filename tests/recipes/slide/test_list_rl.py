@@ -46,17 +46,53 @@ def make(made, model=None, **changes):
     return ListRlTask(task=config, model=model, data=PLANTED, seed=0)
 
 
+LISTS = torch.tensor([[[5, 6, 7], [7, 5, NOTHING]], [[1, 2, 3], [3, 2, 1]]])
+TEACHERS = torch.tensor([[7, 6, 9, 5], [8, 2, 4, NOTHING]])
+SCORES = torch.tensor([[-1.0, -2.0, -2.5, -3.0], [-1.0, -1.5, -4.0, float("-inf")]])
+
+
+def worth(targets, **weights):
+    config = ListRlConfig(sids="", lists="", teacher="", **{"ndcg": 0.0, "overlap": 0.0, **weights})
+    return rewards(LISTS, torch.tensor(targets), TEACHERS, SCORES, config)
+
+
 def test_rewards_and_advantages_are_their_definitions():
-    lists = torch.tensor([[[5, 6, 7], [7, 5, NOTHING]], [[1, 2, 3], [3, 2, 1]]])
-    found = rewards(lists, torch.tensor([7, 9]), torch.tensor([[7, 6, 9], [8, 2, 4]]), 2.0, 0.5)
+    found = worth([7, 9], ndcg=2.0, overlap=0.5).sum(2)
     expected = [[2 / math.log2(4) + 0.5 * 2 / 3, 2 + 0.5 / 3], [0.5 / 3, 0.5 / 3]]
     torch.testing.assert_close(found, torch.tensor(expected))
-    gained = advantages(found)
+    gained = advantages(worth([7, 9], ndcg=2.0, overlap=0.5), "list")
     mean, deviation = np.mean(expected[0]), np.std(expected[0])
-    assert gained[0].tolist() == pytest.approx(
-        [(e - mean) / (deviation + 1e-4) for e in expected[0]]
-    )
-    assert gained[1].tolist() == [0, 0]
+    for place in range(3):
+        assert gained[0, :, place].tolist() == pytest.approx(
+            [(e - mean) / (deviation + 1e-4) for e in expected[0]]
+        )
+    assert not gained[1].any()
+
+
+def test_a_target_that_nobody_knows_is_never_hit():
+    assert not worth([NOTHING, NOTHING], ndcg=1.0).any()
+
+
+def test_graded_rewards_are_the_ndcg_of_the_teachers_shares():
+    found = worth([NOTHING, NOTHING], graded=3.0, flatness=2.0).sum(2)
+    for row in range(2):
+        raw = np.exp(SCORES[row].numpy() / 2.0)
+        share = dict(zip(TEACHERS[row].tolist(), raw / raw.sum(), strict=True)) | {NOTHING: 0.0}
+        gains = 1 / np.log2(np.arange(3) + 2)
+        ideal = (np.sort(raw / raw.sum())[::-1][:3] * gains).sum()
+        for drawn in range(2):
+            items = LISTS[row, drawn].tolist()
+            own = sum(share.get(i, 0.0) * g for i, g in zip(items, gains, strict=True))
+            assert found[row, drawn].item() == pytest.approx(3 * own / ideal, rel=1e-5)
+
+
+def test_an_item_does_not_answer_for_those_before_it():
+    """The credit of a place is what it and later ones gave, and none at all where these are equal."""
+    gave = torch.tensor([[[1.0, 0.0, 2.0], [0.0, 0.0, 2.0]]])
+    gained = advantages(gave, "place")
+    assert gained[0, :, 0].tolist() == pytest.approx([1, -1], rel=1e-3)
+    assert not gained[0, :, 1:].any()
+    assert advantages(gave, "list")[0, :, 2].tolist() == pytest.approx([1, -1], rel=1e-3)
 
 
 def naive(model, ids, history, written, used, temperature):
@@ -109,8 +145,11 @@ def test_log_probabilities_are_those_of_the_draw(made, codes):
             assert found[user, k].sum().item() == pytest.approx(expected, abs=1e-5)
 
 
-def test_lists_get_better(made):
-    task = make(made, ndcg=0.0, overlap=1.0, kl=0.0, group=8)
+@pytest.mark.parametrize(
+    "how", [{"overlap": 1.0}, {"overlap": 0.0, "graded": 1.0, "credit": "place"}]
+)
+def test_lists_get_better(made, how):
+    task = make(made, ndcg=0.0, kl=0.0, group=8, **how)
     model = materialized(task).train()
     samples = task.train_samples()
     batch = task.collate([samples[n] for n in range(24)])
@@ -133,8 +172,8 @@ def test_a_list_of_the_teacher_stands_in_each_group(made):
     model, samples = materialized(task), task.train_samples()
     batch = task.collate([samples[n] for n in range(6)])
     histories = batch["histories_BH"].repeat_interleave(8, 0)
-    drawn = task._draw(model, task._trie(torch.device("cpu")), histories, batch["teachers_BK"])
-    assert torch.equal(drawn[:, 0], batch["teachers_BK"])
+    drawn = task._draw(model, task._trie(torch.device("cpu")), histories, batch["teachers_BM"])
+    assert torch.equal(drawn[:, 0], batch["teachers_BM"])
     assert drawn.shape == (6, 8, 4)
     assert (drawn.sort(2).values.diff(dim=2) > 0).all()  # nothing twice
 
@@ -157,6 +196,8 @@ def test_figures_of_groups_are_reported_once(made):
         ({"source": "real"}, "set task.source=lists"),
         ({"group": 1}, "set task.group to 2 or more"),
         ({"kl": -1}, "set task.kl to 0 or more"),
+        ({"flatness": 0}, "set task.flatness above 0"),
+        ({"credit": "item"}, "task.credit"),
     ],
 )
 def test_what_cannot_be(made, change, message):

@@ -211,6 +211,7 @@ def test_a_folder_of_sequences(tmp_path):
     [
         ("sequences.txt", "1 1 2 x\n", "line 1 has 'x', and a whole number is expected"),
         ("sequences.txt", "1 1 2 3\n\n", "line 2 has 0 columns, not 2"),
+        ("sequences.txt", "1 1 2 3\n2 3 2 1\n1 2 3 1\n", "user 1 has two lines: join them"),
         ("items.jsonl", "{\n", "line 1 is no JSON object with a whole number as item: '{'"),
         ("items.jsonl", '{"title": "a"}\n', "line 1 is no JSON object with a whole number as item"),
         ("items.jsonl", "[1]\n", "line 1 is no JSON object"),

@@ -132,7 +132,7 @@ def test_the_students_loss_is_that_of_its_list_only(made):
     samples, expected = task.train_samples(), 0.0
     rows = [2, 9]
     for row in rows:
-        history, found, weights, _ = samples[row]
+        history, found, weights, *_ = samples[row]
         for k, (item, weight) in enumerate(zip(found.tolist(), weights.tolist(), strict=True)):
             before = np.concatenate([history, found[:k]])
             expected += weight * naive_nats(model, ids, before, item, 0.0, slots=k)
