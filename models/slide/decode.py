@@ -50,7 +50,7 @@ class Walk:
 
     def allowed(self, trie: Trie, codes_BU: Tensor) -> Tensor:
         """Which codes lead to an item that is left (B, W, C); `codes` are those of the used items."""
-        child_BWC = trie.child_NC[self.state_BW].long()
+        child_BWC = trie.children(self.state_BW)
         used_BWC = torch.zeros_like(child_BWC)
         codes_BWU = codes_BU[:, None].expand_as(self.below_BWU)
         used_BWC.scatter_add_(2, codes_BWU, self.below_BWU.long())
@@ -60,7 +60,7 @@ class Walk:
         """On from these of the beams by these codes; one that leads nowhere goes to the root."""
         state_BW = self.state_BW.gather(1, parents_BW)
         below_BWU = self.below_BWU.take_along_dim(parents_BW[..., None], dim=1)
-        state_BW = trie.child_NC[state_BW, code_BW].clamp(min=0).long()
+        state_BW = trie.child(state_BW, code_BW).clamp(min=0)
         return Walk(state_BW, below_BWU & (codes_BU[:, None] == code_BW[..., None]))
 
 
@@ -175,6 +175,7 @@ def greedy_list(
         and constrain
         and not noise
         and len(models) == 1
+        and trie.child_NC is not None
         and in_one_launch(models[0], items_BH.device)
     ):
         from models.slide.item_triton import write_list  # Triton comes with CUDA builds

@@ -31,6 +31,7 @@ def write_list(
     model: SlideHeads, trie: Trie, items_BH: Tensor, length: int, exclude_BU: Tensor
 ) -> Lists:
     """What `greedy_list` writes of one model, constrained and with feedback."""
+    assert trie.child_NC is not None
     B, U = exclude_BU.shape
     cache, _ = read_history(model, trie, items_BH, length * trie.levels)
     used_BU = torch.cat([exclude_BU, exclude_BU.new_full((B, length), NOTHING)], dim=1)

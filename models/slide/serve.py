@@ -69,7 +69,7 @@ class Recommender:
         self, rows: Sequence[list[int]], length: int, beams: int | None, again: bool
     ) -> list[list[tuple[str, float]]]:
         model, trie = self.exported.model, self.exported.trie
-        device = trie.child_NC.device
+        device = trie.device
         items_BH = pad_left(rows, model.config.max_history).to(device)
         exclude_BU = pad_left(rows, 0 if again else max(map(len, rows))).to(device)
         lists: Lists

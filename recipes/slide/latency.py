@@ -32,7 +32,7 @@ def measure(
 
     On a GPU the whole decoding is one CUDA graph, for every kind of row.
     """
-    device = asked[0].trie.child_NC.device
+    device = asked[0].trie.device
     repeated = [histories[n % len(histories)] for n in range(batch)]
     longest = max(exported.model.config.max_history for exported in asked)
     items_BH = pad_left(repeated, longest).to(device)

@@ -83,7 +83,7 @@ def recommender(
         return by_counts
     asked = models[row.model]
     longest_history = max(exported.model.config.max_history for exported in asked)
-    device = asked[0].trie.child_NC.device
+    device = asked[0].trie.device
     table = Counts(split, *COUNTS["cooccurrence"]) if row.counts else None
     decode = decoder(row, asked, length)
 
@@ -128,6 +128,6 @@ def unconstrained(asked: Sequence[Exported], histories: Sequence[Ints], length: 
     """What a greedy pass writes if any code may follow: NOTHING for what is no item."""
     models, trie = [exported.model for exported in asked], asked[0].trie
     longest = max(model.config.max_history for model in models)
-    padded = pad_left(histories, longest).to(trie.child_NC.device)
+    padded = pad_left(histories, longest).to(trie.device)
     found = greedy_list(models, trie, padded, length, padded[:, :0], constrain=False)
     return found.items_BK.cpu().numpy()

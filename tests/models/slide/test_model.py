@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from models.slide.build import build, init_weights
 from models.slide.config import SlideConfig
+from models.slide.decode import beam_search, greedy_list
 from models.slide.history import NOTHING, pad_left, read_history
 from models.slide.ids import SemanticIds, make_ids
 from models.slide.model import training_inputs
@@ -83,27 +84,44 @@ def test_the_trie_has_the_items_and_nothing_else(data):
         data.draw(st.lists(st.integers(0, 3), min_size=len(codes), max_size=len(codes)))
     )
     ids = make_ids(codes, sizes, popularity)
-    trie = build_trie(ids, torch.device("cpu"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("models.slide.trie.MOST_ENTRIES", 0 if data.draw(st.booleans()) else 1000)
+        trie = build_trie(ids, torch.device("cpu"))
     rows = codes.tolist()
     for prefix in {tuple(r[:n]) for r in rows for n in range(len(sizes) + 1)}:
         state = 0
         for code in prefix:
-            state = int(trie.child_NC[state, code])
+            state = int(trie.child(torch.tensor([[state]]), torch.tensor([[code]])))
         below = [n for n, r in enumerate(rows) if r[: len(prefix)] == list(prefix)]
         assert trie.items_S[state] == len(below)
         if len(prefix) < len(sizes):
             next_codes = {rows[n][len(prefix)] for n in below}
-            assert set((trie.child_NC[state] >= 0).nonzero()[:, 0].tolist()) == next_codes
+            children = trie.children(torch.tensor([[state]]))[0, 0]
+            assert set((children >= 0).nonzero()[:, 0].tolist()) == next_codes
+            for code in range(max(sizes)):
+                one = trie.child(torch.tensor([[state]]), torch.tensor([[code]]))
+                assert int(one) == int(children[code])
         else:
             expected = sorted(below, key=lambda n: (-popularity[n], n))
             found = trie.leaf_items_FR[state - trie.first_leaf].tolist()
             assert [item for item in found if item >= 0] == expected
 
 
-def test_a_trie_that_would_not_fit_is_an_error(monkeypatch):
+@pytest.mark.parametrize("codes", ["steps", "heads"])
+def test_a_trie_without_a_table_decodes_alike(codes, monkeypatch):
+    ids, model = small_ids(distinct=False), small_model(list_length=6, codes=codes)
+    histories, nobody = pad_left([[1, 2, 3], [7]], 5), pad_left([[2], []], 1)
+    tries = [trie_of(ids)]
     monkeypatch.setattr("models.slide.trie.MOST_ENTRIES", 20)
-    with pytest.raises(ValueError, match="use fewer codes a level"):
-        trie_of(small_ids())
+    tries.append(trie_of(ids))
+    assert [trie.child_NC is None for trie in tries] == [False, True]
+    for decode in (
+        lambda trie: greedy_list([model], trie, histories, 8, nobody),
+        lambda trie: beam_search([model], trie, histories, 12, nobody),
+    ):
+        dense, sparse = map(decode, tries)
+        assert torch.equal(dense.items_BK, sparse.items_BK)
+        assert torch.equal(dense.scores_BK, sparse.scores_BK)
 
 
 def test_histories_keep_the_newest():
