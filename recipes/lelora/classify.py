@@ -21,6 +21,7 @@ from recipes.abilities import Steering, Training
 from recipes.lelora.adapted import Adapted, constant
 from recipes.lelora.config import LeloraConfig
 from recipes.lelora.confusion import confusion, shares
+from recipes.lelora.exporting import export_adapter, export_arguments, merged, writes_adapter
 from recipes.lelora.head import begin_on, first_values, probe_rows
 from recipes.lelora.labelled import Labelled, LabelledConfig, read_labelled
 from recipes.lelora.meta import Part
@@ -290,7 +291,7 @@ class LeloraClassifyTask:
     @classmethod
     def add_export_arguments(cls, parser: ArgumentParser) -> None:
         """Adapter or merged weights."""
-        Adapted.add_export_arguments(parser)
+        export_arguments(parser)
 
     def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
         """A LoRA folder of peft with the classifier, or (`--merge`) a folder of whole weights.
@@ -302,13 +303,17 @@ class LeloraClassifyTask:
                 f"model.pooling={self.model_config.pooling}: readers of transformers' folders give the "
                 "classifier the first token, so this is not exported: train with model.pooling=first"
             )
-        if self.adapted.writes_adapter(options):
+        if writes_adapter(self.adapted, options):
             base = self.model_config.path if self.model_config.load_weights else None
-            return self.adapted.export_adapter(model, read, out, options, base)
+            return export_adapter(self.adapted, model, read, out, options, base)
         if self.adapted.config.method != "full":
             base_model = self._base_model()
-            read = self.adapted.merged(
-                self, base_model, read, lambda stored: self._locate_base(base_model, stored)
+            read = merged(
+                self.adapted,
+                self,
+                base_model,
+                read,
+                lambda stored: self._locate_base(base_model, stored),
             )
             model = self._base_model()
         size = write_hf_folder(model, read, out, options)

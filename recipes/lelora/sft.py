@@ -14,6 +14,7 @@ from models.stored_weights import Stored
 from recipes.abilities import Steering, Training
 from recipes.lelora.adapted import Adapted
 from recipes.lelora.config import LeloraConfig
+from recipes.lelora.exporting import export_adapter, export_arguments, merged, writes_adapter
 from recipes.sft import ChatConfig, SFTTask
 from recipes.task import Batch, Samples
 
@@ -84,16 +85,17 @@ class LeloraSFTTask(SFTTask):
     @classmethod
     def add_export_arguments(cls, parser: ArgumentParser) -> None:
         """Adapter or merged weights, and what these have."""
-        Adapted.add_export_arguments(parser)
+        export_arguments(parser)
 
     def export(self, model: nn.Module, read: Read, out: Path, options: Namespace) -> str:
         """A LoRA folder of peft, or (`--merge`) a folder of whole weights."""
-        if self.adapted.writes_adapter(options):
+        if writes_adapter(self.adapted, options):
             base = self.model_config.path if self.model_config.load_weights else None
-            return self.adapted.export_adapter(model, read, out, options, base)
+            return export_adapter(self.adapted, model, read, out, options, base)
         if self.adapted.config.method != "full":
             base_model = super().build_model()
-            read = self.adapted.merged(
+            read = merged(
+                self.adapted,
                 self,
                 base_model,
                 read,
