@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.lelora.stacked import Factors, Form, added
+from models.lelora.stacked import Factors, Form
 
 SMOOTH = 0.85
 """How much of importance, and of its change, is kept from step to step."""
@@ -75,13 +75,6 @@ class Allocated(Form):
         self.importance = [torch.zeros_like(p) for p in self.parameters]
         self.change = [torch.zeros_like(p) for p in self.parameters]
         self.done = torch.zeros((), dtype=torch.long, device=device)
-
-    def weights(self, dtype: torch.dtype) -> list[Tensor]:
-        """Base and update."""
-        return [
-            added(w, of.left_PLMK, of.right_PLKN, dtype)
-            for w, of in zip(self.base, self.factors(dtype), strict=True)
-        ]
 
     def factors(self, dtype: torch.dtype) -> list[Factors]:
         """The update."""

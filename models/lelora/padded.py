@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.lelora.stacked import Factors, Form, added
+from models.lelora.stacked import Factors, Form
 
 
 class Padded(Form):
@@ -46,13 +46,6 @@ class Padded(Form):
             "fold_b_MC": self.fold_b, "fold_a_CN": self.fold_a, "gate_R": self.gate,
             "scale": self.scale, "age_R": self.age, "components_R": self.components,
         }  # fmt: skip
-
-    def weights(self, dtype: torch.dtype) -> list[Tensor]:
-        """Base, rows and fold."""
-        return [
-            added(w, of.left_PLMK, of.right_PLKN, dtype)
-            for w, of in zip(self.base, self.factors(dtype), strict=True)
-        ]
 
     def factors(self, dtype: torch.dtype) -> list[Factors]:
         """Rows, then the fold."""

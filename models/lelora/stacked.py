@@ -43,13 +43,19 @@ class Factors:
 class Form:
     """Some runs of one method. `parameters` are those that train, their first axes count runs."""
 
+    base: Sequence[Tensor]
+    """(L, M, N) of each group, the same for all runs."""
+
     def __init__(self, runs: int, parameters: Sequence[Tensor]) -> None:
         self.runs = runs
         self.parameters = [p.detach().clone().requires_grad_() for p in parameters]
 
     def weights(self, dtype: torch.dtype) -> list[Tensor]:
-        """(P, L, M, N) of each group."""
-        raise NotImplementedError
+        """(P, L, M, N) of each group: the base and what is added to it."""
+        return [
+            added(w, of.left_PLMK, of.right_PLKN, dtype)
+            for w, of in zip(self.base, self.factors(dtype), strict=True)
+        ]
 
     def factors(self, dtype: torch.dtype) -> list[Factors]:
         """Of each group, where not whole weights train."""
@@ -132,10 +138,6 @@ class Products(Form):
             left, right = torch.cat([left, left0], -1), torch.cat([right, right0], -2)
         return left.to(dtype), right.to(dtype)
 
-    def weights(self, dtype: torch.dtype) -> list[Tensor]:
-        """Base and update."""
-        return [added(w, *self.products(n, dtype), dtype) for n, w in enumerate(self.base)]
-
     def factors(self, dtype: torch.dtype) -> list[Factors]:
         """The update."""
         return [Factors(*self.products(n, dtype)) for n in range(self.groups)]
@@ -187,13 +189,6 @@ class Cores(Form):
         sizes = [(runs, len(u), u.shape[-1], u.shape[-1]) for u in left_LMR]
         super().__init__(runs, [base[0].new_zeros(size, dtype=torch.float32) for size in sizes])
         self.base, self.left, self.right = base, left_LMR, right_LRN
-
-    def weights(self, dtype: torch.dtype) -> list[Tensor]:
-        """Base and update."""
-        return [
-            added(w, of.left_PLMK, of.right_PLKN, dtype)
-            for w, of in zip(self.base, self.factors(dtype), strict=True)
-        ]
 
     def factors(self, dtype: torch.dtype) -> list[Factors]:
         """The update."""
