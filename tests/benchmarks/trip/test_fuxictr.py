@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.trip import fuxictr, page, study
-from benchmarks.trip.fuxictr import items_only, summary, written
+from benchmarks.trip.fuxictr import items_only, summary
+from benchmarks.trip.fuxictr_side import written
 from tests.benchmarks.trip.test_study import SMALL
 from tests.recipes.ctr.test_trip import ratings
 
