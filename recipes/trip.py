@@ -18,6 +18,7 @@ from models.trip.history import PADDING, UNSEEN, Grouping, quantile_edges, time_
 from models.trip.model import Output, Trip, init_weights
 from models.trip.reconstruction import Candidates, Urn, choose_masked
 from models.trip.serve import Read, write_folder
+from models.trip.table import ItemTable
 from recipes.ctr import figures, words
 from recipes.ctr.batches import View
 from recipes.ctr.config import InteractionsConfig
@@ -118,9 +119,9 @@ class TripTask:
     def init_weights(self, module: nn.Module) -> None:
         """See `models.trip.model.init_weights`, and `recipes.ctr.start`."""
         init_weights(module)
-        if isinstance(module, Trip) and self.model_config.item_start == "counts":
+        if isinstance(module, ItemTable) and self.model_config.item_start == "counts":
             with torch.no_grad():
-                module.items_VD[UNSEEN + 1 :] = torch.from_numpy(self.item_vectors)
+                module.rows_VD[UNSEEN + 1 :] = torch.from_numpy(self.item_vectors)
 
     @cached_property
     def item_vectors(self) -> NDArray[np.float32]:

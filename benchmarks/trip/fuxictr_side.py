@@ -29,9 +29,10 @@ STARTED, WIDE = ", its item table started as ours", ", its default layers"
 @torch.no_grad()
 def begin_alike(theirs: Any, own: Any) -> None:
     """Copy the numbers of our DIN into theirs; the last layers read the target first there."""
-    head, D = own.head, own.items_VD.shape[1]
+    head, rows_VD = own.head, own.items.rows_VD
+    D = rows_VD.shape[1]
     attention, last = theirs.attention_layers[0].attention_layer.mlp, theirs.dnn.mlp
-    theirs.embedding_layer.embedding_layers["item"].weight.copy_(own.items_VD)
+    theirs.embedding_layer.embedding_layers["item"].weight.copy_(rows_VD)
     pairs = ((attention[0], head.first), (attention[2], head.second), (attention[4], head.weight),
              (last[0], head.verdict.up), (last[2], head.verdict.down))  # fmt: skip
     for to, source in pairs:

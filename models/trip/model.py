@@ -10,9 +10,10 @@
                 |                         |                               |
                 +-------------------------+--------------> head <---------+
 
-Item embeddings are one plain table, sharded like every other parameter.
+The item table is read once for all that a forward pass needs of it (`models.trip.table`).
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ from models.trip.encodings import (
     time_encoding,
 )
 from models.trip.heads import make_head
-from models.trip.history import PADDING, UNSEEN
+from models.trip.history import PADDING
 from models.trip.layers import Layer, token_layer
 from models.trip.reconstruction import (
     Candidates,
@@ -36,6 +37,7 @@ from models.trip.reconstruction import (
     reconstruction_loss,
 )
 from models.trip.summaries import GroupSummaries
+from models.trip.table import ItemTable
 
 
 class Output(NamedTuple):
@@ -63,7 +65,7 @@ class Trip(nn.Module):
         super().__init__()
         D = config.hidden_size
         self.config = config
-        self.items_VD = nn.Parameter(torch.empty(num_items, D))
+        self.items = ItemTable(num_items, D)
         self.behaviours_AD = (
             nn.Parameter(torch.empty(num_behaviours + 1, D)) if config.behaviours else None
         )
@@ -97,11 +99,12 @@ class Trip(nn.Module):
         What is hidden is told from `candidates`, or from the whole catalogue.
         """
         N = items_BN.shape[1]
-        target_BD = self._items(targets_B, target_features_BF)
+        target_BD, rows_BND, candidates_KD = self._look_up(targets_B, items_BN, candidates)
+        target_BD = self._told(target_BD, target_features_BF)
         if isinstance(self.time, CoarseTimeEncoding):
             # by a call, as FSDP2 may have sharded what is read past it
             target_BD = target_BD + self.time(torch.zeros_like(targets_B))
-        plain_BND = self._items(items_BN, features_BNF)
+        plain_BND = self._told(rows_BND, features_BNF)
         if self.behaviours_AD is not None:
             plain_BND = plain_BND + nn.functional.embedding(behaviours_BN, self.behaviours_AD)
         placed_BND = self._placed(plain_BND, buckets_BN, target_BD)
@@ -117,13 +120,14 @@ class Trip(nn.Module):
         tokens_BND, guessed_BND = self._tokens(placed_BND, hidden_BND, sees)
         nats_B = None
         if masked_BM is not None and self.reconstruct is not None and guessed_BND is not None:
+            places_BM = masked_BM.clamp(min=0)
             nats_B = reconstruction_loss(
                 self.reconstruct(guessed_BND, masked_BM),
-                self.items_VD,
-                items_BN.gather(1, masked_BM.clamp(min=0)),
+                rows_BND.take_along_dim(places_BM[..., None], dim=1),
+                items_BN.gather(1, places_BM),
                 masked_BM >= 0,
                 targets_B,
-                candidates or everything(len(self.items_VD), items_BN.device),
+                self._others(candidates, candidates_KD, items_BN.device),
             )
         keys: dict[str, tuple[Tensor, Tensor]] = {}
         told_BD, used = target_BD, self.config.keys_used
@@ -149,9 +153,27 @@ class Trip(nn.Module):
         weights_BN = sum(at_items, torch.zeros_like(items_BN, dtype=weights_BK.dtype))
         return Output(logits_B, weights_BN, nats_B)
 
-    def _items(self, items: Tensor, features: Tensor | None) -> Tensor:
-        """Items by themselves, plus what is known of them, in a last dimension of `features`."""
-        x = nn.functional.embedding(items, self.items_VD)
+    def _look_up(
+        self, targets_B: Tensor, items_BN: Tensor, candidates: Candidates | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of all of these, in one call, which may go to other processes."""
+        wanted = [targets_B, items_BN.flatten()]
+        wanted.append(candidates.items_K if candidates is not None else targets_B[:0])
+        rows = self.items(torch.cat(wanted)).split([len(each) for each in wanted])
+        return rows[0], rows[1].unflatten(0, items_BN.shape), rows[2]
+
+    def _others(
+        self, candidates: Candidates | None, candidates_KD: Tensor, device: torch.device
+    ) -> Iterator[tuple[Candidates, Tensor]]:
+        """What hidden items are told from, with its rows: the candidates, or all items, part by part."""
+        if candidates is not None:
+            yield candidates, candidates_KD
+        else:
+            for part in everything(self.items.num_items, device):
+                yield part, self.items(part.items_K)
+
+    def _told(self, x: Tensor, features: Tensor | None) -> Tensor:
+        """Rows of items plus what is known of these, in a last dimension of `features`."""
         if self.features_WD is None:
             return x
         assert features is not None, "this model reads features of items"
@@ -222,9 +244,7 @@ def init_weights(module: nn.Module) -> None:
         if module.bias is not None:
             nn.init.zeros_(module.bias)
     elif isinstance(module, Trip):
-        nn.init.normal_(module.items_VD, std=EMBEDDING_STD)
         with torch.no_grad():
-            module.items_VD[: UNSEEN + 1] = 0
             if module.behaviours_AD is not None:
                 nn.init.normal_(module.behaviours_AD, std=EMBEDDING_STD)[0] = 0
             if module.features_WD is not None:

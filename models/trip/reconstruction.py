@@ -5,6 +5,7 @@ K candidates that hidden items are told from, R = B * M, U entries of an urn
 """
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,8 @@ from models.trip.history import UNSEEN
 
 AT_ONCE = 2**26
 """So many scores are computed at a time: evaluation tells hidden items from the whole catalogue."""
+PART = 2**16
+"""Of the whole catalogue, the rows of so many items are looked up at a time."""
 
 
 class Candidates(NamedTuple):
@@ -45,10 +48,15 @@ class Urn(NamedTuple):
         return Candidates(items_K, self.logs_V[items_K] + math.log(K))
 
 
-def everything(V: int, device: torch.device) -> Candidates:
-    """The whole catalogue, each item once."""
-    items_K = torch.arange(UNSEEN + 1, V, device=device)
-    return Candidates(items_K, torch.zeros_like(items_K, dtype=torch.float32))
+def everything(V: int, device: torch.device) -> Iterator[Candidates]:
+    """The whole catalogue, each item once, in parts of nearly the same size.
+
+    Each part is of items from everywhere: where ranks divide the table, all of them give some rows.
+    """
+    parts = max(1, math.ceil((V - UNSEEN - 1) / PART))
+    for number in range(parts):
+        items_K = torch.arange(UNSEEN + 1 + number, V, parts, device=device)
+        yield Candidates(items_K, torch.zeros_like(items_K, dtype=torch.float32))
 
 
 def most_masked(N: int, share: float) -> int:
@@ -78,50 +86,54 @@ def choose_masked(groups_BN: Tensor, valid_BN: Tensor, share: float, priority_BN
 
 def reconstruction_loss(
     guesses_BMD: Tensor,
-    items_VD: Tensor,
+    rows_BMD: Tensor,
     hidden_BM: Tensor,
     counts_BM: Tensor,
     targets_B: Tensor,
-    candidates: Candidates,
+    others: Iterable[tuple[Candidates, Tensor]],
 ) -> Tensor:
-    """Cross-entropy of each history's hidden items among the candidates, averaged over them: (B,).
+    """Cross-entropy of each history's hidden items among others, averaged over them: (B,).
+
+    `rows` of what was `hidden`; `others`: candidates with their rows (K, D), in one part or several.
 
     Sampled softmax (Bengio and Senecal 2008; Jean et al. 2015): the scores of candidates are lowered by
     the logarithm of how often they are drawn, so the sum of exponentials is on average that over the
     catalogue. What was hidden is always among them, once. The row's own target never is, unless it was
     hidden: the loss must not teach that the item to be judged is absent from the history.
     """
-    rows = max(1, AT_ONCE // len(candidates.items_K))
-    lookup = nn.functional.embedding
-    candidates_KD = lookup(candidates.items_K, items_VD)
-    hidden_R = hidden_BM.flatten()
+    guesses_RD, hidden_R = guesses_BMD.flatten(0, 1), hidden_BM.flatten()
     own_R = targets_B[:, None].expand_as(hidden_BM).flatten()
-    parts = zip(
-        guesses_BMD.flatten(0, 1).split(rows), hidden_R.split(rows), own_R.split(rows), strict=True
-    )
-    nats = [
-        _nats(guesses, lookup(hidden, items_VD), candidates_KD, hidden, own, candidates)
-        for guesses, hidden, own in parts
-    ]
+    others_R: Tensor | None = None
+    for candidates, candidates_KD in others:
+        rows = max(1, AT_ONCE // len(candidates.items_K))
+        parts = zip(guesses_RD.split(rows), hidden_R.split(rows), own_R.split(rows), strict=True)
+        part_R = torch.cat([_sums(*part, candidates, candidates_KD) for part in parts])
+        others_R = part_R if others_R is None else torch.logaddexp(others_R, part_R)
+    assert others_R is not None, "there is nothing to tell hidden items from"
+    right_R = (_wide(guesses_RD) * _wide(rows_BMD.flatten(0, 1))).sum(1)
+    nats_R = torch.logaddexp(others_R, right_R) - right_R
     # not a product: a row that does not count may hold an infinity
-    nats_BM = torch.where(counts_BM, torch.cat(nats).view_as(hidden_BM), 0.0)
+    nats_BM = torch.where(counts_BM, nats_R.view_as(hidden_BM), 0.0)
     return nats_BM.sum(1) / counts_BM.sum(1).clamp(min=1)
 
 
-def _nats(
+def _sums(
     guesses_RD: Tensor,
-    hidden_RD: Tensor,
-    candidates_KD: Tensor,
     hidden_R: Tensor,
     own_R: Tensor,
     candidates: Candidates,
+    candidates_KD: Tensor,
 ) -> Tensor:
+    """Logarithms of the sums of exponentials over candidates."""
     items_K, logs_K = candidates
-    others_RK = (guesses_RD @ candidates_KD.T).float() - logs_K
+    others_RK = _wide(guesses_RD @ candidates_KD.T) - logs_K
     excluded_RK = (items_K == hidden_R[:, None]) | (items_K == own_R[:, None])
-    others_R = others_RK.masked_fill(excluded_RK, -torch.inf).logsumexp(1)
-    right_R = (guesses_RD.float() * hidden_RD.float()).sum(1)
-    return torch.logaddexp(others_R, right_R) - right_R
+    return others_RK.masked_fill(excluded_RK, -torch.inf).logsumexp(1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In fp32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Reconstruction(nn.Module):

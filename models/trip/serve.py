@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from models.trip.config import TripConfig
@@ -21,6 +21,8 @@ from models.trip.model import Trip
 
 Read = Callable[[Sequence[str]], dict[str, Tensor]]
 """Reads whole tensors by name."""
+RENAMED = {"items_VD": "items.rows_VD"}
+"""What older folders call tensors, and what these are called now."""
 
 
 def write_folder(
@@ -63,8 +65,8 @@ class Scorer:
             about = json.loads((Path(folder) / "trip.json").read_text())
             items, behaviours = about["items"], about["behaviours"]
             features = about.get("features", {})  # folders from before features have none
-            stored = about["grouping"]
-            grouping = Grouping(tuple(stored["edges"]), stored["gap"], stored["sessions"])
+            of = about["grouping"]
+            grouping = Grouping(tuple(of["edges"]), of["gap"], of["sessions"])
             model = Trip(
                 TripConfig(**about["model"]),
                 num_items=max(items.values()) + 1,
@@ -72,7 +74,8 @@ class Scorer:
                 groups=grouping.count,
                 num_features=max((max(of) for of in features.values()), default=0),
             )
-            load_model(model, Path(folder) / "model.safetensors")
+            stored = load_file(Path(folder) / "model.safetensors")
+            model.load_state_dict({RENAMED.get(name, name): x for name, x in stored.items()})
         except KeyError as error:
             raise ValueError(f"{folder} is no exported folder: it has no {error}") from error
         except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:

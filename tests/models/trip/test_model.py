@@ -224,8 +224,8 @@ def test_the_head_over_embeddings_is_contained_where_kinds_are_read_apart(read):
             wide[:, to : to + D] = narrow[:, source : source + D]
         renamed["head.verdict.up.weight"] = wide
     else:
-        renamed["head.gate.weight"] = given["items_VD"].new_zeros(findings, D)
-        renamed["head.gate.bias"] = given["items_VD"].new_tensor([1e4, 0, 0, 0])
+        renamed["head.gate.weight"] = given["items.rows_VD"].new_zeros(findings, D)
+        renamed["head.gate.bias"] = given["items.rows_VD"].new_tensor([1e4, 0, 0, 0])
     batch = make_batch()
     before = whole(**batch)
     assert before.weights_BN.sum(1).max() <= 1
@@ -334,7 +334,7 @@ def test_hiding_replaces_just_the_hidden_items_and_leaves_the_click_alone():
 
 
 def hidden_places(seed=0):
-    """Guesses, the item table, and what `reconstruction_loss` reads besides."""
+    """Guesses, the item table, and what `told` reads besides."""
     generator = torch.Generator().manual_seed(seed)
     guesses, table = (
         torch.randn(3, 2, 8, generator=generator),
@@ -347,10 +347,15 @@ def hidden_places(seed=0):
     return guesses, table, hidden, masked >= 0, targets
 
 
+def told(guesses, table, hidden, counts, targets, *others):
+    """The reconstruction loss among `others`, with the rows that a model would have looked up."""
+    parts = [(candidates, table[candidates.items_K]) for candidates in others]
+    return reconstruction_loss(guesses, table[hidden], hidden, counts, targets, parts)
+
+
 def test_the_reconstruction_loss_is_the_cross_entropy_of_what_was_hidden(monkeypatch):
-    guesses, table, hidden, counts, targets = hidden_places()
-    every = everything(V, torch.device("cpu"))
-    nats = reconstruction_loss(guesses, table, hidden, counts, targets, every)
+    places = guesses, table, hidden, _, targets = hidden_places()
+    nats = told(*places, *everything(V, "cpu"))
     logits = guesses @ table.T
     expected = []
     for place in (0, 1):
@@ -361,8 +366,12 @@ def test_the_reconstruction_loss_is_the_cross_entropy_of_what_was_hidden(monkeyp
     torch.testing.assert_close(nats[1], -logits[1, 0, 2:].log_softmax(0)[targets[1] - 2])
     assert nats[2] == 0
     monkeypatch.setattr("models.trip.reconstruction.AT_ONCE", 2 * V)  # in parts, the same
-    parts = reconstruction_loss(guesses, table, hidden, counts, targets, every)
-    torch.testing.assert_close(parts, nats)
+    torch.testing.assert_close(told(*places, *everything(V, "cpu")), nats)
+    monkeypatch.setattr("models.trip.reconstruction.PART", 7)
+    parts = list(everything(V, "cpu"))
+    assert len(parts) > 2
+    assert torch.cat([part.items_K for part in parts]).sort().values.tolist() == list(range(2, V))
+    torch.testing.assert_close(told(*places, *parts), nats)
 
 
 def test_drawn_candidates_give_the_loss_of_the_catalogue_on_average():
@@ -370,24 +379,15 @@ def test_drawn_candidates_give_the_loss_of_the_catalogue_on_average():
     guesses, table, hidden, counts, targets = hidden_places(1)
     torch.manual_seed(0)
     urn = Urn.of(torch.cat([torch.arange(2, V), torch.randint(2, 8, (3 * V,))]))
-    whole = reconstruction_loss(
-        guesses[:, :1], table, hidden[:, :1], counts[:, :1], targets, everything(V, "cpu")
-    )
-    sampled = torch.stack(
-        [
-            reconstruction_loss(
-                guesses[:, :1], table, hidden[:, :1], counts[:, :1], targets, urn.draw(40)
-            ).exp()
-            for _ in range(4000)
-        ]
-    )
+    first = guesses[:, :1], table, hidden[:, :1], counts[:, :1], targets
+    whole = told(*first, *everything(V, "cpu"))
+    sampled = torch.stack([told(*first, urn.draw(40)).exp() for _ in range(4000)])
     error = sampled.std(0) / 4000**0.5
     assert ((sampled.mean(0) - whole.exp()).abs() <= 4 * error + 1e-5).all()
     assert error[0] > 0
     once = Candidates(*(x[2:] for x in (torch.arange(V), torch.zeros(V))))  # nothing is drawn
-    again = reconstruction_loss(guesses, table, hidden, counts, targets, once)
-    same = reconstruction_loss(guesses, table, hidden, counts, targets, everything(V, "cpu"))
-    torch.testing.assert_close(again, same)
+    places = guesses, table, hidden, counts, targets
+    torch.testing.assert_close(told(*places, once), told(*places, *everything(V, "cpu")))
 
 
 @pytest.mark.parametrize(

@@ -75,9 +75,9 @@ def test_all_models_and_seeds_start_with_the_same_counted_items(make):
         task = make(item_start="counts", **changes)
         model = task.build_model()
         materialize(model, torch.device("cpu"), task.init_weights, seed=seed)
-        tables.append(model.items_VD.detach())
-        assert not model.items_VD[: UNSEEN + 1].any()
-        assert model.items_VD[UNSEEN + 1 :].any(1).all()
+        tables.append(model.items.rows_VD.detach())
+        assert not model.items.rows_VD[: UNSEEN + 1].any()
+        assert model.items.rows_VD[UNSEEN + 1 :].any(1).all()
     assert torch.equal(*tables)
 
 
@@ -93,7 +93,7 @@ def test_all_models_of_a_seed_start_with_the_same_random_items(make):
         task = make(**changes)
         model = task.build_model()
         materialize(model, torch.device("cpu"), task.init_weights, seed=seed)
-        tables.append(model.items_VD.detach())
+        tables.append(model.items.rows_VD.detach())
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], tables[2])
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from models.trip.config import TripConfig
 from models.trip.history import UNSEEN
@@ -190,8 +191,8 @@ def test_rows_that_are_no_items_stay_zero(tmp_path):
         task.loss(model, task.collate([samples[n] for n in range(32)])).backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert not model.items_VD[: UNSEEN + 1].any()
-    assert model.items_VD[UNSEEN + 1 :].any(1).all()
+    assert not model.items.rows_VD[: UNSEEN + 1].any()
+    assert model.items.rows_VD[UNSEEN + 1 :].any(1).all()
     batch = task.collate([samples[n] for n in range(8)])
     batch["items_BN"][:, -1] = UNSEEN
     with torch.no_grad():
@@ -234,6 +235,10 @@ def test_an_exported_folder_scores_as_the_task_does(tmp_path, features):
             expected = task.logits(model, batch).sigmoid().item()
         assert chance == pytest.approx(expected, abs=1e-6)
     assert len(scorer.score([], ["3", "4", "5"], time=0)) == 3  # a new user
+    state = load_file(out / "model.safetensors")
+    state["items_VD"] = state.pop("items.rows_VD")  # as older folders have it
+    save_file(state, out / "model.safetensors")
+    assert Scorer.load(out).score(history, [candidate], int(table.times_E[event])) == [chance]
 
 
 @pytest.mark.parametrize(
@@ -308,9 +313,9 @@ def test_features_are_added_to_items_in_histories_and_targets(tmp_path):
             task.model_config, len(every) + 2, 5, task.grouping.count
         )
         items_VD = torch.zeros(len(every) + 2, SMALL["hidden_size"])
-        items_VD[2:] = model.items_VD[vocabulary_I] + model.features_WD[features_IF].sum(1)
+        items_VD[2:] = model.items.rows_VD[vocabulary_I] + model.features_WD[features_IF].sum(1)
         state = {k: v for k, v in model.state_dict().items() if k != "features_WD"}
-        plain.load_state_dict({**state, "items_VD": items_VD})
+        plain.load_state_dict({**state, "items.rows_VD": items_VD})
         rows = []
         for number in range(len(samples)):
             event = int(samples.targets.events_T[number])
