@@ -16,6 +16,8 @@ from parallel.experts.divide import divide, placement
 from parallel.experts.layout import expert_ranks, experts_mesh
 from parallel.mesh import ParallelConfig, fsdp_mesh
 from parallel.recompute import compile_block, recompute
+from parallel.tables.divide import divide_tables, rows_mesh
+from parallel.tables.exchange import TableRanks
 from parallel.torch_private import before_backward
 
 
@@ -24,25 +26,32 @@ def parallelize(
     mesh: DeviceMesh,
     config: ParallelConfig,
     experts: Sequence[nn.Module] = (),
+    tables: Sequence[nn.Module] = (),
 ) -> nn.Module:
     """Shard `model` (on meta or on a device) over `mesh`, in place, and return it.
 
     Every block is one FSDP2 group; so is every large module outside them, which stays gathered
     until the backward pass is over (it is used last, or needed at once); the root holds the rest.
     With `parallel.experts`, modules that hold `experts` (`parallel.experts.divide.Experts`) are groups,
-    too, each over the ranks that have the same experts.
+    too, each over the ranks that have the same experts. Of `tables`, all ranks divide the rows
+    (`parallel.tables.divide`), and FSDP2 has nothing to do with them.
     """
     blocks = find_blocks(model)
     for _, block in blocks:
         recompute(block, config.activation_checkpointing)
         if config.compile:
             compile_block(block)
+    dtype = None if config.param_dtype == "float32" else getattr(torch, config.param_dtype)
     policy = MixedPrecisionPolicy(
-        param_dtype=None if config.param_dtype == "float32" else getattr(torch, config.param_dtype),
-        reduce_dtype=getattr(torch, config.reduce_dtype),
+        param_dtype=dtype, reduce_dtype=getattr(torch, config.reduce_dtype)
     )
     sub_mesh = fsdp_mesh(mesh)
-    leaves = large_leaves(model, blocks)
+    leaves = [leaf for leaf in large_leaves(model, blocks) if leaf[1] not in tables]
+    rows = set[nn.Parameter]()
+    if tables:
+        all_ranks = rows_mesh(mesh)
+        group = all_ranks.get_group()
+        rows |= {*divide_tables(tables, TableRanks(group.size(), group), all_ranks, dtype)}
     for _, leaf in leaves:
         fully_shard(leaf, mesh=sub_mesh, mp_policy=policy, reshard_after_forward=False)
     if config.experts > 1:
@@ -62,10 +71,11 @@ def parallelize(
             mesh=sub_mesh,
             mp_policy=policy,
             reshard_after_forward=config.reshard_after_forward,
+            ignored_params=rows,
         )
         if config.activation_checkpointing != "none" and _inner_groups(block):
             block.register_forward_hook(_gather_inside)
-    fully_shard(model, mesh=sub_mesh, mp_policy=policy)
+    fully_shard(model, mesh=sub_mesh, mp_policy=policy, ignored_params=rows)
     prefetch_layers([block for _, block in blocks], config.prefetch or 0)
     # What runs first is on its way before its turn: nothing else would hide it.
     first = [leaf for _, leaf in leaves[:1]] + [block for _, block in blocks[:1]]

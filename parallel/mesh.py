@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from configs.values import at_least, one_of
 from parallel.repacking.config import RepackingConfig
+from parallel.tables.choice import WAYS
 
 AXES = ("replicate", "shard", "sequence")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -70,6 +71,10 @@ class ParallelConfig:
     """Consecutive ranks of a node that divide the experts of every mixture-of-experts layer among them:
     rows travel to the ranks of their experts. 1: off, every rank gathers all experts. Must divide the
     experts and the ranks of a node."""
+    tables: str = "auto"
+    """Embedding tables, of tasks that have any. fsdp: gathered whole, like all weights; rows: all ranks
+    divide their rows, and fetch those that a batch needs by torchrec; auto: rows for tables of 256 MiB
+    in fp32 and more, where torchrec is installed and there are several ranks."""
     param_dtype: str = "float32"
     """Type that layers are gathered and computed in; the optimizer always keeps fp32. float16 comes
     without loss scaling."""
@@ -107,6 +112,7 @@ class ParallelConfig:
                 )
         if self.node_size is not None:
             at_least("parallel.node_size", self.node_size, 1)
+        one_of("parallel.tables", self.tables, WAYS)
         one_of("parallel.param_dtype", self.param_dtype, DTYPES)
         one_of("parallel.reduce_dtype", self.reduce_dtype, DTYPES)
         one_of(
