@@ -160,6 +160,18 @@ class HasExperts(Protocol):
 
 
 @runtime_checkable
+class HasEmbeddingTables(Protocol):
+    """A task whose models have embedding tables, whose rows ranks can divide (`parallel.tables`)."""
+
+    def tables(self, model: nn.Module, /) -> Sequence[nn.Module]:
+        """Modules of `model` with one parameter (V, D), whose `forward(ids)` gives its rows by number.
+
+        Nothing else reads the parameter, and all ranks call them equally often.
+        """
+        ...
+
+
+@runtime_checkable
 class Foresees(Protocol):
     """A task whose batches differ in size, and that knows more of a step than its model shows."""
 

@@ -116,6 +116,10 @@ class TripTask:
                 int(self.table.features_IF.max(initial=0)),
             )
 
+    def tables(self, model: nn.Module) -> list[nn.Module]:
+        """The item table."""
+        return [module for module in model.modules() if isinstance(module, ItemTable)]
+
     def init_weights(self, module: nn.Module) -> None:
         """See `models.trip.model.init_weights`, and `recipes.ctr.start`."""
         init_weights(module)

@@ -1,5 +1,6 @@
 """The model of a run: made by the task, sharded, with its weights, and how its data travels."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -7,12 +8,13 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from parallel.fsdp import Chosen, choose_collectives, parallelize
+from parallel.tables.divide import in_words
 from parallel.weights import load_safetensors, materialize
 from recipes.task import Task
 from trainer.config import Config
 from trainer.errors import ConfigError
 from trainer.failure import end_rank
-from trainer.sharing import experts_of
+from trainer.sharing import experts_of, tables_of
 
 
 def build_model(
@@ -20,7 +22,8 @@ def build_model(
 ) -> tuple[nn.Module, Chosen]:
     """Build it on this rank. Raises `ConfigError` for weights that do not fit."""
     model = task.build_model()
-    parallelize(model, mesh, config.parallel, experts_of(task, config, model))
+    tables = tables_of(task, config, model, mesh.size())
+    parallelize(model, mesh, config.parallel, experts_of(task, config, model), tables)
     parallel = config.parallel
     chosen = choose_collectives(
         model, config.collectives, parallel.node_size, parallel.prefetch, config.launch.timeout,
@@ -33,4 +36,4 @@ def build_model(
             load_safetensors(model, folder, partial(task.locate_weights, model))
         except ValueError as error:
             raise ConfigError(str(error)) from error
-    return model, chosen
+    return model, replace(chosen, notes=[*chosen.notes, *map(in_words, tables)])

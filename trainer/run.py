@@ -32,7 +32,7 @@ from trainer.optim import build_optimizer, learning_rate
 from trainer.plan import Plan, make_plan
 from trainer.plugins import own_nodes, tasks
 from trainer.replicas import check_replicas
-from trainer.sharing import check_experts, share_samples
+from trainer.sharing import check_experts, check_tables, share_samples
 from trainer.watch.clock import Clock
 from trainer.watch.watch import Watch
 
@@ -195,6 +195,7 @@ def make_task(config: Config, world_size: int | None = None) -> Task:
         if world_size is not None:
             share_samples(task, config, world_size)
             check_experts(task, config, world_size)
+            check_tables(task, config, world_size)
         return task
     except ValueError as error:
         raise ConfigError(str(error)) from error

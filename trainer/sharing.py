@@ -1,4 +1,4 @@
-"""What ranks share beside weights: samples, which the task must know, and the experts of its model."""
+"""What ranks share beside weights: samples, which the task must know, and parts of its model."""
 
 import os
 from collections.abc import Sequence
@@ -8,12 +8,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from collectives.host import all_sum
 from parallel.experts.layout import check_division
 from parallel.mesh import mesh_shape, weight_shards, widest_parent
 from parallel.repacking.process_groups import make_groups
 from parallel.repacking.ranks import PlannedRanks
 from parallel.sequence import SequenceRanks
-from recipes.abilities import HasExperts, PlansSamples, SharesSequences
+from parallel.tables import exchange
+from parallel.tables.choice import is_divided
+from recipes.abilities import HasExperts, HasEmbeddingTables, PlansSamples, SharesSequences
 from recipes.task import Task
 from trainer.config import Config
 
@@ -87,6 +90,36 @@ def check_experts(task: Task, config: Config, world_size: int) -> None:
         node_size(config, world_size),
         weight_shards(mesh_shape(parallel, world_size)),
     )
+
+
+def tables_of(task: Task, config: Config, model: nn.Module, world_size: int) -> Sequence[nn.Module]:
+    """The modules of `model` whose rows ranks divide, the same on every rank."""
+    way = config.parallel.tables
+    tables = task.tables(model) if isinstance(task, HasEmbeddingTables) else ()
+    large = [
+        table
+        for table in tables
+        if is_divided(way, sum(4 * p.numel() for p in table.parameters()), world_size)
+    ]
+    if way == "auto" and large:
+        missing = float(exchange.problem(_expected(config)) is not None)
+        if (all_sum([missing])[0] if dist.is_initialized() else missing) > 0:
+            return ()
+    return large
+
+
+def check_tables(task: Task, config: Config, world_size: int) -> None:
+    """Raise `ValueError` unless ranks can divide tables as the configuration has it."""
+    if config.parallel.tables != "rows":
+        return
+    if not isinstance(task, HasEmbeddingTables):
+        raise ValueError(
+            f"parallel.tables=rows: task {config.task.name} has no embedding tables whose rows ranks "
+            "could divide: set parallel.tables=auto"
+        )
+    problem = exchange.problem(_expected(config)) if world_size > 1 else None
+    if problem is not None:
+        raise ValueError(f"parallel.tables=rows: {problem}; or set parallel.tables=fsdp")
 
 
 def _expected(config: Config) -> str:

@@ -57,6 +57,12 @@ def divide_tables(
     return found
 
 
+def in_words(module: nn.Module) -> str:
+    """Of a table that is divided, for the header."""
+    ((_, rows),) = module.named_parameters()
+    return f"table of {rows.shape[0]:,} x {rows.shape[1]} by rows: torchrec"
+
+
 @torch.compiler.disable
 def _forward(module: Any, lookup: Lookup, ids: Tensor) -> Tensor:
     (rows,) = module.parameters()

@@ -59,8 +59,12 @@ def duration(
     wire: Wire,
     collectives: str,
     device: Device,
+    rows: int = 0,
 ) -> Duration:
-    """A step of `accumulation` micro-batches; `flops` are those of one, forward and backward."""
+    """A step of `accumulation` micro-batches; `flops` are those of one, forward and backward.
+
+    `rows`: elements of a rank's rows of tables.
+    """
     attention = max(flops / 3 - probe.matmul_flops[0], 0.0)
     gathered = sum(g.numel for g in groups)
     layout, casts = LAYOUT_BYTES[collectives], SHARD_BYTES[collectives]
@@ -78,12 +82,12 @@ def duration(
         )
         for phase, times in ((0, 1), (1, 2.5))  # fused attention forms its scores again
     )
-    trained = sum(g.trained * g.experts for g in groups) / shards
+    trained = sum(g.trained * g.experts for g in groups) / shards + rows
     optimizer = trained * OPTIMIZER_BYTES / (MEMORY * device.memory_rate)
     pace = _seconds_a_byte(wire, collectives, device)
     exposed = max(wire.gather_forward * pace - forward, 0.0)
     exposed += max((wire.gather_backward + wire.reduce_scatter) * pace - backward, 0.0)
-    exposed += wire.all_reduce * pace
+    exposed += (wire.all_reduce + wire.tables) * pace
     exposed += wire.rows / (LINKS["stock"] * device.link_rate)  # compute waits for them
     # Nothing hides the first layer on its way in, nor the last one's gradients on their way out.
     exposed += (wire.gather_forward + wire.reduce_scatter) / accumulation * pace / len(groups)

@@ -11,6 +11,8 @@ from parallel.blocks import find_blocks
 from parallel.experts.divide import divide
 from parallel.experts.exchange import ExpertRanks
 from parallel.recompute import recompute
+from parallel.tables.divide import divide_tables
+from parallel.tables.exchange import TableRanks
 from parallel.tide.suitable import SMALLEST
 from recipes.abilities import Foresees
 from recipes.task import Samples, Task
@@ -21,7 +23,7 @@ from trainer.dry_run.memory import Group, Memory, estimate, groups_of
 from trainer.dry_run.probe import Probe, probe
 from trainer.dry_run.wire import Wire, bytes_sent
 from trainer.plan import Plan
-from trainer.sharing import experts_of, node_size
+from trainer.sharing import experts_of, node_size, tables_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Forecast:
     duration: Duration | None
     """None without a device to run on, too."""
     problem: str | None = None
+    rows: int = 0
+    """Of the parameters, those in tables that ranks divide by rows."""
     lines: Mapping[str, str] = field(default_factory=dict)
     """What the task knows besides."""
 
@@ -52,13 +56,22 @@ def forecast(
     model: Any = task.build_model()
     experts, ranks = experts_of(task, config, model), ExpertRanks(config.parallel.experts)
     divide(experts, ranks, None)
-    groups = groups_of(model, config.parallel, experts)
+    tables, everyone = (
+        tables_of(task, config, model, plan.world_size),
+        TableRanks(plan.world_size),
+    )
+    rows = sum(p.numel() for table in tables for p in table.parameters())
+    dtype = getattr(torch, config.parallel.param_dtype)
+    own = divide_tables(tables, everyone, None, dtype)
+    groups = groups_of(model, config.parallel, experts, tables)
     for _, block in find_blocks(model):
         recompute(block, config.parallel.activation_checkpointing)
-    model.to(getattr(torch, config.parallel.param_dtype))
+    model.to(dtype)
+    for table in tables:
+        table.to(torch.float32)
     host = task.collate([samples[i % len(samples)] for i in range(plan.micro_batch_size)])
     watched, problem = _watch(task, model, groups, host)
-    rows = ranks.foreseen
+    to_experts, to_tables = ranks.foreseen, everyone.foreseen
     fullest, lines = watched, dict[str, str]()
     if isinstance(task, Foresees):
         lines = dict(task.foresee(host))
@@ -72,14 +85,17 @@ def forecast(
         config.parallel,
         settings,
         plan.accumulation,
-        rows,
+        to_experts,
+        to_tables,
     )
     flops = task.flops(host)
     micros = plan.averaging_ranks * plan.accumulation  # each of a rank's own tokens
     parameters = sum(g.numel * g.experts for g in groups)
+    kept = sum(p.numel() for p in own)
     found = Forecast(
-        parameters=parameters,
-        owned=parameters // shards,
+        parameters=parameters + rows,
+        owned=parameters // shards + kept,
+        rows=rows,
         labels=task.count(host) * micros,
         flops=flops * micros,
         wire=wire,
@@ -90,11 +106,11 @@ def forecast(
     )
     if watched is None or fullest is None:
         return found
-    memory = estimate(groups, fullest, shards, config.parallel, settings, plan.accumulation)
+    memory = estimate(groups, fullest, shards, config.parallel, settings, plan.accumulation, kept)
     took = None
     if device is not None:
         name = settings.name
-        took = duration(watched, flops, plan.accumulation, groups, shards, wire, name, device)
+        took = duration(watched, flops, plan.accumulation, groups, shards, wire, name, device, kept)
     return replace(found, memory=memory, duration=took)
 
 

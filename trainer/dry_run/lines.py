@@ -28,7 +28,8 @@ def forecast_lines(
         "layout": "\n".join(
             layout(plan, node_size(config, plan.world_size), config.parallel.experts)
         ),
-        "parameters": f"{short(found.parameters)}, {short(found.owned)} on a rank",
+        "parameters": f"{short(found.parameters)}, {short(found.owned)} on a rank"
+        + (f"; tables of {short(found.rows)} by rows" if found.rows else ""),
         "memory a rank": "\n".join(_memory(config, found, device)),
     }
     if remedies or not _fits(found, device):
@@ -105,6 +106,7 @@ def _wire(config: Config, plan: Plan, found: Forecast) -> Iterator[str]:
         f"{_gb(wire.total)} from each rank: all-gather {_gb(wire.gather_forward)} forward and "
         f"{_gb(wire.gather_backward)} backward, reduce-scatter {_gb(wire.reduce_scatter)}"
         + (f", all-reduce {_gb(wire.all_reduce)}" if wire.all_reduce else "")
+        + (f", rows of tables up to {_gb(wire.tables)}" if wire.tables else "")
         + f" ({config.collectives.name})"
     )
     if wire.across:

@@ -44,11 +44,17 @@ class Group:
 
 
 def groups_of(
-    model: nn.Module, config: ParallelConfig, experts: Sequence[nn.Module] = ()
+    model: nn.Module,
+    config: ParallelConfig,
+    experts: Sequence[nn.Module] = (),
+    tables: Sequence[nn.Module] = (),
 ) -> list[Group]:
-    """The groups that `parallel.fsdp.parallelize` makes; `experts` have been divided."""
+    """The groups that `parallel.fsdp.parallelize` makes; `experts` have been divided.
+
+    `tables` are in none.
+    """
     blocks = find_blocks(model)
-    leaves = large_leaves(model, blocks)
+    leaves = [leaf for leaf in large_leaves(model, blocks) if leaf[1] not in tables]
     groups = [Group(name, list(leaf.parameters()), False) for name, leaf in leaves]
     keep = config.reshard_after_forward is False
     for number, module in enumerate(experts):
@@ -59,6 +65,7 @@ def groups_of(
         own = [p for p in block.parameters() if id(p) not in taken]
         groups.append(Group(name, own, not keep))
     taken = {id(p) for group in groups for p in group.parameters}
+    taken |= {id(p) for table in tables for p in table.parameters()}
     rest = [p for p in model.parameters() if id(p) not in taken]
     return [*groups, Group("the rest", rest, False)] if rest else groups
 
@@ -93,10 +100,13 @@ def estimate(
     parallel: ParallelConfig,
     collectives: CollectivesConfig,
     accumulation: int,
+    rows: int = 0,
 ) -> Memory:
     """The worst moment of a step; `shards` ranks share a copy of the weights.
 
-    `collectives` must say what is little and whether shards are cast ahead.
+    `collectives` must say what is little and whether shards are cast ahead; `rows` are elements of
+    tables that ranks divide by rows, of one rank. Their gradient is among the activations, and in later
+    micro-batches that of the earlier ones is there, too.
     """
     shard = {group.name: _shard_numel(group, shards) for group in groups}
     trained = sum(_shard_numel(group, shards, trained=True) for group in groups)
@@ -112,9 +122,9 @@ def estimate(
         else:  # whole ones until the last micro-batch reduces them
             gradients = FP32 * trained * done + _size(parallel.reduce_dtype) * whole * (1 - done)
         return Memory(
-            weights=FP32 * sum(shard.values()),
-            optimizer=MOMENTS * FP32 * trained,
-            gradients=int(gradients),
+            weights=FP32 * (sum(shard.values()) + rows),
+            optimizer=MOMENTS * FP32 * (trained + rows),
+            gradients=int(gradients) + FP32 * rows * (accumulation > 1),
             activations=moment.activations,
             gathered=buffers.gathered,
             staging=buffers.staging + (buffers.reducing if moment.reduced else 0),

@@ -26,11 +26,14 @@ class Wire:
     """The part of all of them that leaves the node."""
     rows: float = 0.0
     """To experts on other ranks and back, inside the node."""
+    tables: float = 0.0
+    """Rows of tables that ranks divide, and their gradients."""
 
     @property
     def total(self) -> float:
         """What collectives of weights and gradients take."""
-        return self.gather_forward + self.gather_backward + self.reduce_scatter + self.all_reduce
+        weights = self.gather_forward + self.gather_backward + self.reduce_scatter
+        return weights + self.all_reduce + self.tables
 
     def __add__(self, other: "Wire") -> "Wire":
         return Wire(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -44,12 +47,16 @@ def bytes_sent(
     collectives: CollectivesConfig,
     accumulation: int,
     rows: float = 0.0,
+    tables: float = 0.0,
 ) -> Wire:
-    """What a step sends, `rows` of which in each micro-batch.
+    """What a step sends, `rows` to experts and of `tables` in each micro-batch.
 
     Every byte of a weight goes to every other rank that has it once, and enters a node once.
     """
-    total = Wire(0, 0, 0, 0, 0, rows * accumulation)
+    world = weight_shards(mesh) * mesh.get("replicate", 1)
+    away = max(world - node_size, 0) / max(world - 1, 1)
+    tables *= accumulation
+    total = Wire(0, 0, 0, 0, tables * away, rows * accumulation, tables)
     for experts in sorted({group.experts for group in groups}):
         alike = [group for group in groups if group.experts == experts]
         shards, near = weight_shards(mesh) // experts, max(node_size // experts, 1)
