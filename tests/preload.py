@@ -24,6 +24,7 @@ with importing():  # what is frozen here is not copied when a rank collects garb
         "transformers.models.bert.modeling_bert",
         "transformers.models.llama.modeling_llama",
         "transformers.models.qwen3_moe.modeling_qwen3_moe",
+        *(["torchrec.distributed.sharding.rw_sequence_sharding"] if find_spec("torchrec") else []),
         *(["diffusers.models.transformers.transformer_wan"] if find_spec("diffusers") else []),
     ):
         import_module(name)

@@ -16,7 +16,7 @@ from parallel.repacking.ranks import PlannedRanks
 from parallel.sequence import SequenceRanks
 from parallel.tables import exchange
 from parallel.tables.choice import is_divided
-from recipes.abilities import HasExperts, HasEmbeddingTables, PlansSamples, SharesSequences
+from recipes.abilities import HasEmbeddingTables, HasExperts, PlansSamples, SharesSequences
 from recipes.task import Task
 from trainer.config import Config
 
