@@ -2,6 +2,7 @@
 
 import pytest
 
+from parallel.tables import exchange
 from tests.parallel.tables.rows import Case, check_rows
 from tests.ranks import run_ranks
 
@@ -22,6 +23,11 @@ def test_two_ranks_divide_tables_as_if_they_were_one_process():
 
 def test_four_ranks_divide_tables_with_copies_of_the_rest_and_without():
     check(4, [*CASES, Case(13, settings={"replicate": 2})])
+
+
+def test_torchrec_is_as_it_was_tested():
+    """Fails where a new torchrec has changed what is used of it."""
+    exchange.check()
 
 
 def check(world, cases):

@@ -22,7 +22,7 @@ from trainer.cli import run
 pytest.importorskip("torchrec")
 
 RUN = (
-    "+recipe=trip", "data=planted", "data.planted_users=60", "model.hidden_size=8",
+    "+recipe=trip", "data=planted", "data.planted_users=100", "model.hidden_size=8",
     "model.max_history=12", "model.dropout=0", "model.reconstruction=1e-9", "trainer.batch_size=16",
     "trainer.workers=0", "logging.wandb.mode=disabled", "logging.every=1", "optim.warmup=0",
     "optim.schedule=constant", "checkpoint.every=0", "trainer.resume=auto", "trainer.eval_samples=70",
@@ -100,7 +100,6 @@ def test_ranks_that_divide_the_table_find_what_one_process_finds(tmp_path, world
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_ranks_and_with_fsdp(tmp_path, monkeypatch):
-    exchange.problem("cpu")  # imported once, before ranks are forked
     for folder, steps, ranks, way in (
         ("straight", 6, 2, "fsdp"), ("r", 2, 2, "rows"), ("r", 4, 4, "rows"), ("r", 6, 2, "fsdp"),
     ):  # fmt: skip
@@ -108,7 +107,7 @@ def test_a_run_goes_on_with_other_ranks_and_with_fsdp(tmp_path, monkeypatch):
                              f"run.dir={folder}", f"parallel.tables={way}", cwd=tmp_path,
                              ranks=ranks)  # fmt: skip
         assert code == 0, output
-        assert bool(re.search(r"table of \d+ x 8 by rows: torchrec", output)) == (way == "rows")
+        assert bool(re.search(r"table of \d+ x 8 by rows", output)) == (way == "rows")
     monkeypatch.chdir(tmp_path)
     straight, resumed = (
         [row["loss"] for row in metrics(run) if "loss" in row] for run in ("straight", "r")
@@ -126,9 +125,6 @@ def test_settings_that_cannot_be_are_one_error(capsys, monkeypatch):
     assert "parallel.tables=rows: task pretrain has no embedding tables" in error
     assert run(["+recipe=trip", "parallel.tables=some", "trainer.dry_run=true"]) == 2
     assert "parallel.tables=some is not one of auto, fsdp, rows" in capsys.readouterr().err
-    assert "fbgemm_gpu is a build for CPUs" in (
-        exchange.problem("cuda") or "fbgemm_gpu is a build for CPUs"
-    )
     exchange.problem.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     words = "+recipe=trip data=planted launch.nproc=4 launch.device=cpu parallel.tables=rows trainer.dry_run=true"
@@ -142,7 +138,7 @@ def test_settings_that_cannot_be_are_one_error(capsys, monkeypatch):
 def test_a_plan_knows_that_no_rank_holds_the_table(capsys, monkeypatch):
     """Of 4 ranks, each has a quarter of the rows and of their moments and gradients."""
     monkeypatch.setattr("parallel.tables.choice.LARGE", 2**10)
-    words = "+recipe=trip data=planted data.planted_users=60 launch.nproc=4 launch.device=cpu trainer.dry_run=true"
+    words = "+recipe=trip data=planted data.planted_users=100 launch.nproc=4 launch.device=cpu trainer.dry_run=true"
     shown = []
     for way in ("fsdp", "auto"):
         assert run([*words.split(), f"parallel.tables={way}"]) == 0
