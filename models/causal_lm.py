@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from configs.values import at_least, one_of
 from models import attention, experts
+from models.architectures import attention_kind
 from models.precision import at_least_fp32
-from models.sharing import check_shareable
 
 ATTENTION = ("auto", "packed", "sdpa", "eager")
 
@@ -149,54 +149,6 @@ def local_folder(path: str) -> Path:
         ) from error
 
 
-def attention_kind(
-    config: CausalLMConfig, hf_config: Any, packed: bool = True, shared: bool = False
-) -> str:
-    """`packed`, `sdpa` or `eager`: what `model.attention` means for this architecture.
-
-    `packed` says whether sequences hold several documents, `shared` whether ranks share them. Raises
-    `ValueError` for architectures that cannot do so, and for those with a state, whatever is set.
-    """
-    kind = _model_class(hf_config)
-    if kind is None:  # code that came with the folder
-        return "eager" if config.attention == "auto" else config.attention
-    if getattr(kind, "_is_stateful", False):
-        raise ValueError(
-            f"model.type={hf_config.model_type} carries a state from token to token, which would run "
-            "from one packed document into the next: set model.type to one with attention only"
-        )
-    text = hf_config.get_text_config()
-    pluggable = bool(getattr(kind, "_supports_attention_backend", False))
-    window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
-    capped = getattr(text, "attn_logit_softcapping", None) is not None
-    drops = any(getattr(text, name, 0) for name in ("attention_dropout", "attn_pdrop"))
-    if config.attention == "packed" and (not pluggable or capped or drops):
-        raise ValueError(
-            f"model.attention=packed cannot run model.type={hf_config.model_type}: set "
-            "model.attention=auto"
-        )
-    if shared:
-        check_shareable(hf_config, config.attention, pluggable and not (capped or drops))
-        return "packed"
-    if config.attention != "auto":
-        return config.attention
-    if not pluggable and packed:
-        raise ValueError(
-            f"model.type={hf_config.model_type} has an attention of its own, which does not keep "
-            "packed documents apart: set model.type to another, or data.packing=none"
-        )
-    if pluggable and not (window or capped or drops):
-        return "packed"
-    return "sdpa" if getattr(kind, "_supports_sdpa", False) and not capped else "eager"
-
-
-def _model_class(hf_config: Any) -> Any:
-    """The class that transformers builds for a configuration, or None if it does not know one."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    return MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
-
-
 def build_causal_lm(
     config: CausalLMConfig, hf_config: Any, packed: bool = True, shared: bool = False
 ) -> nn.Module:
@@ -206,7 +158,7 @@ def build_causal_lm(
     """
     from transformers import AutoModelForCausalLM
 
-    kind = attention_kind(config, hf_config, packed, shared)
+    kind = attention_kind(config.attention, hf_config, packed, shared)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -229,13 +181,14 @@ def build_causal_lm(
 def check_fits(hf_config: Any, sequence_length: int) -> None:
     """Raise `ValueError` if heads do not divide, or sequences are longer than positions exist."""
     text = hf_config.get_text_config()
-    heads = getattr(text, "num_attention_heads", None)
-    kv_heads = getattr(text, "num_key_value_heads", None)
-    if heads and kv_heads and heads % kv_heads:
-        raise ValueError(
-            f"{kv_heads} key/value heads do not divide {heads} heads: set model.num_kv_heads to a "
-            f"divisor of {heads}"
-        )
+    for layer in _layers(text):
+        heads = getattr(layer, "num_attention_heads", None)
+        kv_heads = getattr(layer, "num_key_value_heads", None)
+        if heads and kv_heads and heads % kv_heads:
+            raise ValueError(
+                f"{kv_heads} key/value heads do not divide {heads} heads: set model.num_kv_heads to a "
+                f"divisor of {heads}"
+            )
     positions = getattr(text, "max_position_embeddings", None)
     if positions and sequence_length > positions:
         raise ValueError(
@@ -277,8 +230,17 @@ def matmul_parameters(model: nn.Module) -> int:
 def attention_width(model: nn.Module) -> int:
     """Layers x query heads x head dimension: what a query-key pair costs, in multiply-adds, once."""
     config: Any = model.config.get_text_config()  # type: ignore[operator, union-attr]
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(config.num_hidden_layers * config.num_attention_heads * head_dim)
+    width = 0
+    for layer in _layers(config):
+        heads = layer.num_attention_heads
+        width += heads * (getattr(layer, "head_dim", None) or layer.hidden_size // heads)
+    return width
+
+
+def _layers(text: Any) -> list[Any]:
+    """The configuration of each layer: newer architectures have layers with other heads than most."""
+    own = getattr(text, "per_layer_config", None)
+    return [text if own is None else own[n] for n in range(text.num_hidden_layers)]
 
 
 def next_token_loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from configs.values import at_least
-from models.attention import document_mask
+from models.architectures import attention_kind, told_apart
 from models.causal_lm import (
     CausalLMConfig,
-    attention_kind,
     attention_width,
     build_causal_lm,
     check_fits,
@@ -134,7 +133,9 @@ class PretrainTask:
         model = build_causal_lm(self.model_config, self.hf_config, packed, shared)
         self._flops_per_token = 6.0 * matmul_parameters(model)
         self._flops_per_pair = 12.0 * attention_width(model)
-        self._attention = attention_kind(self.model_config, self.hf_config, packed, shared)
+        self._attention = attention_kind(
+            self.model_config.attention, self.hf_config, packed, shared
+        )
         self._model, self._storage_rules = model, storage_rules(model)
         if self.balance:
             self._routers = Listener(model, f"task.balance={self.balance:g}")
@@ -195,19 +196,17 @@ class PretrainTask:
 
     def _logits(self, model: nn.Module, batch: Batch) -> Tensor:
         tokens_BS, boundaries = batch["tokens_BS"], batch["cu_seq_lens"]
-        documents: dict[str, Any] = {}
-        if self._attention == "packed":
-            documents = {"cu_seq_lens_q": boundaries, "cu_seq_lens_k": boundaries}
-            documents |= {f"max_length_{side}": batch["max_length"] for side in "qk"}
-            if self._shared is not None:
-                shared_rows = SharedRows(self._shared, batch["layout"], boundaries)
-                documents["shared_rows"] = shared_rows
-            elif tokens_BS.device.type == "cpu":  # no flash kernel: one mask serves all layers
-                documents["attention_mask"] = document_mask(boundaries, *tokens_BS.shape)
-        if documents or self.data_config.packing != "none":
-            documents["position_ids"] = batch["positions_BS"]
+        shared = None
+        if self._shared is not None:
+            shared = SharedRows(self._shared, batch["layout"], boundaries)
+        given: dict[str, Any] = {}
+        if self._attention == "packed" or self.data_config.packing != "none":
+            given = told_apart(
+                self._attention, model.config, batch["positions_BS"], boundaries,
+                batch["max_length"], shared,
+            )  # fmt: skip
         # else one document from position 0, and padding that nothing before it can see
-        output = model(input_ids=tokens_BS, **documents)
+        output = model(input_ids=tokens_BS, **given)
         logits: Tensor = output.logits
         return logits
 

@@ -75,9 +75,12 @@ def _rank_main(
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
+    import faulthandler
+
     import torch
     import torch.distributed as dist
 
+    faulthandler.enable()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     gpu = os.environ.get("SPRINGTIDE_TEST_DEVICE") == "cuda"

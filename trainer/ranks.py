@@ -24,6 +24,8 @@ from trainer.watch.aftermath import note_failure
 
 GRACE = 5
 """Seconds that torch gives ranks to end by themselves, where it can be told; else more."""
+CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+"""What Python reports the stack of, on standard error, which is a file for all ranks but the first."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ def _explain(failures: Mapping[int, Any], scratch: Path) -> Ended:
     if killed:
         rank, failure = killed[0]
         name = signal.Signals(-failure.exitcode).name
-        hint = " (often the kernel, out of memory)" if name == "SIGKILL" else ""
+        hint = f": where it was, ranks/rank{rank}.log says" if rank and name in CRASHES else ""
+        hint = " (often the kernel, out of memory)" if name == "SIGKILL" else hint
         return Ended(FAILED, f"rank {rank} was killed by {name}{hint}")
     records = [json.loads(file.read_text()) for file in scratch.glob("rank-*.json")]
     if records:

@@ -1,5 +1,6 @@
 """One rank, from its first to its last moment: `python -m trainer.worker`, or a call in process."""
 
+import faulthandler
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from trainer.startup import importing
 
 def main() -> None:
     """Entry point of a rank that our launcher started."""
+    faulthandler.enable()  # what crashes in a library shows where we called it
     stop.install()
     stop.die_with_parent(int(os.environ[stop.LAUNCHER]))
     nccl.load()  # before torch loads its own

@@ -6,12 +6,7 @@ import torch
 
 from models.attention import document_mask, documents_attention, packed_attention
 from models.causal_lm import (
-    CausalLMConfig,
-    attention_kind,
-    build_causal_lm,
-    init_weights,
     next_token_loss,
-    transformers_config,
 )
 
 
@@ -101,60 +96,6 @@ def test_documents_with_more_keys_than_queries_and_windows():
 def test_the_flash_kernel_sees_what_the_reference_sees():
     check_documents("cuda", torch.bfloat16, 2e-2)
     check_documents("cuda", torch.float32, 1e-5)
-
-
-def tiny(**changes):
-    config = CausalLMConfig(
-        num_layers=2, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2,
-        head_dim=8, **changes,
-    )  # fmt: skip
-    hf_config = transformers_config(config, 61)
-    model = build_causal_lm(config, hf_config).to_empty(device="cpu")
-    torch.manual_seed(0)
-    for module in model.modules():
-        init_weights(model, module)
-    model.tie_weights()
-    return config, hf_config, model
-
-
-@pytest.mark.parametrize(
-    "kind", ["llama", "qwen3", "mistral", "gpt_neox", "gpt2", "gemma2", "gemma3_text", "phi3"]
-)
-def test_a_packed_model_equals_one_that_sees_each_document_alone(kind):
-    """Whatever attention is chosen, logits are those of the document by itself."""
-    config, hf_config, model = tiny(
-        type=kind, config={"sliding_window": 4} if kind == "mistral" else {}
-    )
-    packed = attention_kind(config, hf_config) == "packed"
-    assert packed == (kind in ("llama", "qwen3", "gpt_neox", "phi3"))
-    model.eval()  # no dropout
-    torch.manual_seed(1)
-    lengths, S = [5, 7, 9, 3], 12
-    documents = [torch.randint(61, (n,)) for n in lengths]
-    tokens = torch.cat(documents).view(2, S)
-    positions = torch.cat([torch.arange(n) for n in lengths]).view(2, S)
-    cu = torch.tensor([0, 5, 12, 21, 24], dtype=torch.int32)
-    extra = {"cu_seq_lens_q": cu, "max_length_q": 9} if packed else {}
-    logits = model(input_ids=tokens, position_ids=positions, **extra).logits.flatten(0, 1)
-    alone = torch.cat(
-        [
-            model(
-                input_ids=d[None],
-                position_ids=torch.arange(len(d))[None],
-                **({"cu_seq_lens_q": torch.tensor([0, len(d)]), "max_length_q": len(d)}
-                   if packed else {}),
-            ).logits[0]
-            for d in documents
-        ]
-    )  # fmt: skip
-    torch.testing.assert_close(logits, alone, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["mpt", "stablelm", "bamba", "rwkv", "bloom", "falcon", "xglm"])
-def test_architectures_that_cannot_keep_documents_apart_are_refused(kind):
-    config = CausalLMConfig(type=kind)
-    with pytest.raises(ValueError, match=rf"model.type={kind} .* set model.type to"):
-        attention_kind(config, transformers_config(config, 61))
 
 
 def test_loss_ignores_labels_and_survives_having_none():

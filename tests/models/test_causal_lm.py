@@ -51,6 +51,15 @@ def test_flops_agree_with_torchs_counter(tie):
     assert counter.get_total_flops() == pytest.approx(expected, rel=0.02)
 
 
+@pytest.mark.parametrize("kind", ["llama", "gemma4_text"])
+def test_width_is_that_of_each_layer_s_queries(kind):
+    """The second has layers with heads of another size."""
+    model = build(type=kind)
+    queries = [m.q_proj.out_features for m in model.modules() if hasattr(m, "q_proj")]
+    assert attention_width(model) == sum(queries)
+    assert len(set(queries)) == (1 if kind == "llama" else 2)
+
+
 def test_folder_and_changes_together(tmp_path):
     config = CausalLMConfig(num_layers=2, hidden_size=64, num_heads=4, vocab_size=99)
     transformers_config(config, 0).save_pretrained(tmp_path)

@@ -55,18 +55,21 @@ def test_one_rank_stays_on_torchs_collectives_and_says_so(tmp_path):
     assert "3 groups on torch's collectives: it has one rank" in " ".join(output.split())
 
 
-@pytest.mark.parametrize("node_size", [2, 1])
-def test_a_killed_rank_ends_the_run_and_leaves_nothing(node_size, tmp_path):
-    """Within a node a link closes, between nodes a connection does."""
+@pytest.mark.parametrize(("node_size", "victim", "blow"), [(2, 0, "SIGKILL"), (1, 1, "SIGSEGV")])
+def test_a_killed_rank_ends_the_run_and_leaves_nothing(node_size, victim, blow, tmp_path):
+    """Within a node a link closes, between nodes a connection does; a crash shows where it was."""
     before = set(os.listdir("/dev/shm"))
     where = (f"parallel.node_size={node_size}", "trainer.steps=100000", "run.dir=r")
     process = launch(*SMALL, *where, cwd=tmp_path)
     wait_for(lambda: reached(tmp_path / "r", 3))
     begin = time.monotonic()
-    os.kill(ranks_of(process.pid)[0], signal.SIGKILL)
+    os.kill(ranks_of(process.pid)[victim], signal.Signals[blow])
     code, output = finish(process)
     assert code == 1, output
-    assert "rank 0 was killed by SIGKILL" in output
+    assert f"rank {victim} was killed by {blow}" in output
+    assert ("ranks/rank1.log" in output) == (blow == "SIGSEGV")
+    log = (tmp_path / "r/ranks/rank1.log").read_text()
+    assert ("Segmentation fault" in log and "in train" in log) == (blow == "SIGSEGV")
     assert time.monotonic() - begin < 50
     assert not {name for name in set(os.listdir("/dev/shm")) - before if "springtide" in name}
 
