@@ -1,6 +1,7 @@
 """TRIP's item table divided by rows: what one process finds, and what FSDP2 finds."""
 
 import re
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.recipes.ctr.test_trip import make, ratings
 from tests.runs.helpers import metrics, train, weights
 from trainer.cli import run
 
-pytest.importorskip("torchrec")
+needs_torchrec = pytest.mark.skipif(find_spec("torchrec") is None, reason="no torchrec")
 
 RUN = (
     "+recipe=trip", "data=planted", "data.planted_users=100", "model.hidden_size=8",
@@ -93,17 +94,19 @@ def _loss(task, model, samples, share, candidates):
     return out.logits_B.sin().sum() + out.nats_B.sum()
 
 
+@needs_torchrec
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_that_divide_the_table_find_what_one_process_finds(tmp_path, world):
     run_ranks(world, check_trip, ratings(tmp_path))
 
 
+@needs_torchrec
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_ranks_and_with_fsdp(tmp_path, monkeypatch):
     for folder, steps, ranks, way in (
         ("straight", 6, 2, "fsdp"), ("r", 2, 2, "rows"), ("r", 4, 4, "rows"), ("r", 6, 2, "fsdp"),
     ):  # fmt: skip
-        code, output = train(*RUN, f"trainer.steps={steps}", f"trainer.eval_every={steps}",
+        code, output = train(*RUN, f"trainer.steps={steps}", "trainer.eval_every=2",
                              f"run.dir={folder}", f"parallel.tables={way}", cwd=tmp_path,
                              ranks=ranks)  # fmt: skip
         assert code == 0, output
@@ -113,6 +116,12 @@ def test_a_run_goes_on_with_other_ranks_and_with_fsdp(tmp_path, monkeypatch):
         [row["loss"] for row in metrics(run) if "loss" in row] for run in ("straight", "r")
     )
     assert resumed == pytest.approx(straight, abs=1e-4)
+    straight, resumed = (
+        {row["step"]: row["logloss_test"] for row in metrics(run, "eval")}
+        for run in ("straight", "r")
+    )
+    assert list(straight) == [2, 4, 6]
+    assert resumed == pytest.approx(straight, abs=1e-3)
     alone, parted = (weights(run, 6)[0] for run in ("straight", "r"))
     for name, tensor in alone.items():
         torch.testing.assert_close(tensor, parted[name], rtol=0, atol=2e-3, msg=name)
@@ -135,6 +144,7 @@ def test_settings_that_cannot_be_are_one_error(capsys, monkeypatch):
     exchange.problem.cache_clear()
 
 
+@needs_torchrec
 def test_a_plan_knows_that_no_rank_holds_the_table(capsys, monkeypatch):
     """Of 4 ranks, each has a quarter of the rows and of their moments and gradients."""
     monkeypatch.setattr("parallel.tables.choice.LARGE", 2**10)
