@@ -11,10 +11,10 @@ def check_shareable(hf_config: Any, attention: str, packed: bool) -> None:
     layers = set(getattr(hf_config.get_text_config(), "layer_types", None) or ())
     others = layers - {"full_attention", "sliding_attention"}
     reason = None
-    if not packed:
-        reason = "its attention is not one that model.attention=packed can run"
-    elif others:
+    if others:
         reason = f"it has layers of {', '.join(sorted(others))}"
+    elif not packed:
+        reason = "its attention is not one that model.attention=packed can run"
     elif attention not in ("auto", "packed"):
         reason = f"model.attention={attention} sees one rank's tokens only"
     if reason is not None:
