@@ -27,8 +27,11 @@ def materialize(
 
     `init` initialises the direct parameters and buffers of the module it gets, which are whole and
     on `device` while it runs. Shared parameters are initialised by the first module that has them.
+    What it does not write is NaN, for `check_written` to find.
     """
     model.to_empty(device=device)
+    for buffer in model.buffers():
+        _unwrite(buffer)
     done: set[int] = set()
     for name, module in model.named_modules():
         direct = dict(module.named_parameters(recurse=False))
@@ -51,7 +54,7 @@ def _init_module(
 ) -> None:
     """Swap whole parameters in, initialise them, and keep this rank's part of each."""
     for key, parameter in direct.items():
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+        whole = _unwrite(torch.empty(parameter.shape, dtype=parameter.dtype, device=device))
         module._parameters[key] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
     devices = [device] if device.type != "cpu" else []
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
@@ -62,6 +65,26 @@ def _init_module(
         module._parameters[key] = parameter
         if id(parameter) not in done:
             _local(parameter).copy_(whole[local_slices(parameter)])
+
+
+def _unwrite(tensor: Tensor) -> Tensor:
+    return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+
+@torch.no_grad()
+def check_written(model: nn.Module) -> None:
+    """Raise `ValueError` if some of a model's tensors have not got their first values."""
+    named = {**_targets(model), **dict(model.named_buffers())}
+    floats = {name: _local(t) for name, t in named.items() if t.is_floating_point()}
+    unwritten = torch.stack([t.isnan().any() for t in floats.values()]).tolist() if floats else []
+    absent = [name for name, is_nan in zip(floats, unwritten, strict=True) if is_nan]
+    if absent:
+        shown = ", ".join(absent[:3]) + (" ..." if len(absent) > 3 else "")
+        raise ValueError(
+            f"nothing gives {len(absent)} of the model's tensors a first value ({shown}), neither its "
+            "own initialisation nor a folder: set model.path to one that does, and "
+            "model.load_weights=true"
+        )
 
 
 def _seed(seed: int, name: str) -> int:

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from parallel.fsdp import Chosen, choose_collectives, parallelize
 from parallel.tables.divide import in_words
-from parallel.weights import load_safetensors, materialize
+from parallel.weights import check_written, load_safetensors, materialize
 from recipes.task import Task
 from trainer.config import Config
 from trainer.errors import ConfigError
@@ -31,9 +31,10 @@ def build_model(
     )  # fmt: skip
     materialize(model, device, task.init_weights, config.trainer.seed)
     folder = task.weights_folder()
-    if folder is not None:
-        try:
+    try:
+        if folder is not None:
             load_safetensors(model, folder, partial(task.locate_weights, model))
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
+        check_written(model)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     return model, replace(chosen, notes=[*chosen.notes, *map(in_words, tables)])

@@ -10,7 +10,7 @@ from models.lelora.adapter import Adapter
 from models.lelora.inject import Target, find_targets, inject, is_linear, refuse_rank
 from models.lelora.spectrum import svd_words
 from models.stored_weights import Fetch, Stored
-from parallel.weights import load_safetensors, materialize
+from parallel.weights import check_written, load_safetensors, materialize
 from recipes.abilities import Steering, Training
 from recipes.lelora import baselines
 from recipes.lelora.activations import give_directions, input_products
@@ -231,6 +231,7 @@ class Adapted:
         folder = task.weights_folder()
         if folder is not None:
             load_safetensors(base, folder, locate)
+        check_written(base)
         return base
 
 

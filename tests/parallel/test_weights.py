@@ -16,7 +16,7 @@ from models.causal_lm import (
 from models.stored_weights import locate, storage_rules
 from parallel.fsdp import parallelize
 from parallel.mesh import ParallelConfig, build_mesh, mesh_shape
-from parallel.weights import checksum, load_safetensors, materialize
+from parallel.weights import check_written, checksum, load_safetensors, materialize
 from tests.ranks import run_ranks
 
 SIZES = {
@@ -159,3 +159,25 @@ def test_a_checksum_does_not_depend_on_shards_and_sees_every_bit():
     assert len({number for numbers in found.values() for number in numbers}) == 1
     changed = {change: run_ranks(2, checksums, change)[0] for change in ("bit", "swap", "order")}
     assert len({found[1][0], *changed.values()}) == 4
+
+
+class Careless(torch.nn.Module):
+    """Whose initialisation knows of its weight only."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(3, 3)
+        self.register_buffer("slope", torch.ones(2), persistent=False)
+        self.register_buffer("places", torch.arange(4))
+
+
+def test_tensors_that_nothing_writes_are_named():
+    """Memory as it was found looks like numbers, and trains."""
+    with torch.device("meta"):
+        model = Careless()
+    materialize(model, torch.device("cpu"), lambda m: hasattr(m, "bias") and m.weight.fill_(1), 0)
+    with pytest.raises(ValueError, match=r"2 of the model's tensors .*\(line.bias, slope\).* set "):
+        check_written(model)
+    model.line.bias.data.zero_()
+    model.slope.zero_()
+    check_written(model)
