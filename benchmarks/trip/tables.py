@@ -1,6 +1,6 @@
 """An item table that FSDP2 gathers against one that ranks divide by rows: memory and time of a step.
 
-    python -m benchmarks.trip.tables --ranks 2 --out benchmarks/results/trip-tables-cpu-2.json
+    python -m benchmarks.trip.tables --ranks 2 --json benchmarks/results/trip-tables-cpu-2.json
 
 Ranks are processes of this machine; `--device cuda` gives each a GPU. A step looks up numbers that are
 drawn anew, has a loss on their rows, and ends with AdamW. Each way has processes of its own. Memory is
@@ -124,18 +124,18 @@ def main() -> None:
     parser.add_argument("--lookups", type=int, default=32_768, help="numbers a rank and step")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     ways = {way: measure(way, options) for way in ("fsdp", "rows")}
     for way, of in ways.items():
         print(f"{way:5} {of['peak_GiB']:.2f} GiB {1000 * of['median_s']:.0f} ms")
-    config = {**vars(options), "out": options.out.name, "program": "benchmarks.trip.tables"}
+    config = {**vars(options), "json": options.json.name}
     config["torchrec"] = metadata.version("torchrec")
     summary = {
         f"{way}_{key}": of[key] for way, of in ways.items() for key in ("peak_GiB", "median_s")
     }
     rows = [{"way": way, **of} for way, of in ways.items()]
-    write(options.out, "trip-tables", options.device, config, rows, summary)
+    write(options.json, "trip.tables", options.device, config, rows, summary)
 
 
 if __name__ == "__main__":
