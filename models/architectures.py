@@ -19,6 +19,7 @@ from models.sharing import check_shareable
 MASKED = ("full_attention", "sliding_attention", "chunked_attention")
 """Kinds of layers that see what a mask shows them, and nothing else."""
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
+"""What configurations call dropout inside attention."""
 MASKS_FROM_VALUES = ("doge",)
 """Types that add to the mask what they make of the values."""
 COUNTING = ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta",
@@ -52,7 +53,7 @@ def attention_kind(
             "+model.config.is_decoder=true, or model.type to another"
         )
     layers = set(getattr(text, "layer_types", None) or ())
-    others = [f"layers of {kind}" for kind in sorted(layers.difference(MASKED))]
+    others = [f"layers of {layer}" for layer in sorted(layers.difference(MASKED))]
     others += ["masks made of values"] if text.model_type in MASKS_FROM_VALUES else []
     others += ["positions of its own"] if text.model_type in COUNTING else []
     if packed and others:
@@ -63,7 +64,7 @@ def attention_kind(
     pluggable = bool(getattr(kind, "_supports_attention_backend", False))
     window = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     capped = getattr(text, "attn_logit_softcapping", None) is not None
-    drops = any(getattr(text, name, 0) for name in DROPOUTS)
+    drops = any(getattr(text, field, 0) for field in DROPOUTS)
     plain = pluggable and not (capped or drops or others or "chunked_attention" in layers)
     if attention == "packed" and not plain:
         raise ValueError(f"model.attention=packed cannot run {name}: set model.attention=auto")
@@ -103,7 +104,7 @@ def told_apart(
             given["shared_rows"] = shared_rows
         elif positions_BS.device.type == "cpu":  # no flash kernel: one mask serves all layers
             given["attention_mask"] = document_mask(cu_seq_lens, *positions_BS.shape)
-    elif config.model_type in NO_POSITIONS or _has_masked_words(config):
+    elif config.get_text_config().model_type in NO_POSITIONS or _has_masked_words(config):
         from transformers.masking_utils import create_masks_for_generate
 
         # 16 bits: added to wider scores it leaves them as wide as they are

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from models.precision import at_least_fp32
 from models.trip.encodings import EMBEDDING_STD
 from models.trip.history import UNSEEN
 
@@ -110,7 +111,7 @@ def reconstruction_loss(
         part_R = torch.cat([_sums(*part, candidates, candidates_KD) for part in parts])
         others_R = part_R if others_R is None else torch.logaddexp(others_R, part_R)
     assert others_R is not None, "there is nothing to tell hidden items from"
-    right_R = (_wide(guesses_RD) * _wide(rows_BMD.flatten(0, 1))).sum(1)
+    right_R = (at_least_fp32(guesses_RD) * at_least_fp32(rows_BMD.flatten(0, 1))).sum(1)
     nats_R = torch.logaddexp(others_R, right_R) - right_R
     # not a product: a row that does not count may hold an infinity
     nats_BM = torch.where(counts_BM, nats_R.view_as(hidden_BM), 0.0)
@@ -126,14 +127,9 @@ def _sums(
 ) -> Tensor:
     """Logarithms of the sums of exponentials over candidates."""
     items_K, logs_K = candidates
-    others_RK = _wide(guesses_RD @ candidates_KD.T) - logs_K
+    others_RK = at_least_fp32(guesses_RD @ candidates_KD.T) - logs_K
     excluded_RK = (items_K == hidden_R[:, None]) | (items_K == own_R[:, None])
     return others_RK.masked_fill(excluded_RK, -torch.inf).logsumexp(1)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In fp32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Reconstruction(nn.Module):

@@ -56,10 +56,8 @@ def forecast(
     model: Any = task.build_model()
     experts, ranks = experts_of(task, config, model), ExpertRanks(config.parallel.experts)
     divide(experts, ranks, None)
-    tables, everyone = (
-        tables_of(task, config, model, plan.world_size),
-        TableRanks(plan.world_size),
-    )
+    tables = tables_of(task, config, model, plan.world_size)
+    everyone = TableRanks(plan.world_size)
     rows = sum(p.numel() for table in tables for p in table.parameters())
     dtype = getattr(torch, config.parallel.param_dtype)
     own = divide_tables(tables, everyone, None, dtype)

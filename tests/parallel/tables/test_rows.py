@@ -1,5 +1,7 @@
 """Ranks that divide a table train as one process does."""
 
+from dataclasses import replace
+
 import pytest
 
 from parallel.tables import exchange
@@ -28,6 +30,23 @@ def test_four_ranks_divide_tables_with_copies_of_the_rest_and_without():
 def test_torchrec_is_as_it_was_tested():
     """Fails where a new torchrec has changed what is used of it."""
     exchange.check()
+
+
+class Changed:
+    """Made without the number of features."""
+
+    def __init__(self, pg, device):
+        pass
+
+    def forward(self, local_embs, sharding_ctx):
+        pass
+
+
+def test_a_torchrec_that_has_changed_is_refused_before_it_is_used(monkeypatch):
+    parts = replace(exchange._parts(), rows=Changed)
+    monkeypatch.setattr(exchange, "_parts", lambda: parts)
+    with pytest.raises(RuntimeError, match=r"torchrec 1\S+ has changed Changed, .* num_features"):
+        exchange.check()
 
 
 def check(world, cases):
