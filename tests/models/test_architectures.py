@@ -27,7 +27,7 @@ LENGTHS = [13, 17]
 MERGED = ("hrm_text", "sarvam_moe")
 """Types whose folders keep several of a model's tensors in one: those are not read, which is an error."""
 NEED_A_FOLDER = ("apertus", "data2vec-text", "openai-gpt")
-"""Types whose own initialisation leaves something out."""
+"""Types of which initialisation, module by module, leaves something out (a bias that two modules share)."""
 PACKED = ["llama", "qwen3", "gpt_neox", "phi3", "deepseek_v3"]
 MASKED = ["mistral", "gpt2", "gemma2", "gemma3_text", "gpt_oss", "afmoe", "llama4_text"]
 
