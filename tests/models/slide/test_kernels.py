@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from models.slide import attention, decode
+from models.slide import attention, decode, launches
 from models.slide.build import build
 from models.slide.config import SlideConfig
 from models.slide.history import pad_left
@@ -31,12 +31,25 @@ def a_model(kind, device, codes="heads", tied=True, seed=0):
     return model.to(device, kind).eval()
 
 
+KERNELS = ("attend", "begin", "finish", "choose")
+"""What `launches` may allow."""
+SMALL = launches.Tiles(users=2, rows=16, warps=4, codes=16, narrow=16, fetched=1)
+"""Programs that do not see all of a row at a time."""
+
+
 @contextmanager
-def kernels(item, attend):
-    """Have them used, or not, whatever the device."""
+def kernels(*used, tiles=None):
+    """Have these used and no others, whatever the device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "in_one_launch", lambda model, device: item)
-        patch.setattr(attention, "in_one_launch", lambda qkv_BWF, turn: attend)
+        for name in KERNELS:
+            if name not in used:
+                patch.setattr(launches, name, lambda *given: False)
+            elif name == "begin":
+                patch.setattr(launches, name, lambda x_BWD, *given: x_BWD.shape[1] == 1)
+            else:
+                patch.setattr(launches, name, lambda *given: True)
+        if tiles is not None:
+            patch.setattr(launches, "tiles", lambda rows: tiles)
         yield
 
 
@@ -63,15 +76,15 @@ def kinds(device):
 
 
 def compare_items(device):
-    """Lists of 6, each item in one launch."""
+    """Lists of 6."""
     items_BH, exclude_BU = asked(device)
     for kind in kinds(device):
-        for tied, distinct in [(True, False), (False, True)]:
+        for tied, distinct, tiles in [(True, False, SMALL), (False, True, None)]:
             trie = build_trie(small_ids(60, SIZES, distinct), torch.device(device))
             model = a_model(kind, device, tied=tied, seed=int(distinct))
             lists = []
-            for used in (True, False):
-                with kernels(item=used, attend=False):
+            for used in (["choose"], []):
+                with kernels(*used, tiles=tiles):
                     lists.append(decode.greedy_list([model], trie, items_BH, 6, exclude_BU))
             for row, out in zip(lists[0].items_BK.tolist(), exclude_BU.tolist(), strict=True):
                 assert min(row) >= 0
@@ -80,26 +93,28 @@ def compare_items(device):
             same_lists(*lists, kind)
 
 
-def compare_attention(device):
+def compare_layers(device):
     """Lists and beams of either kind of model."""
-    items_BH, exclude_BU = asked(device)
+    items_BH, exclude_BU = (given[:10] for given in asked(device))
     trie = build_trie(small_ids(60, SIZES), torch.device(device))
+    ways = {
+        "list": lambda m: decode.greedy_list([m], trie, items_BH, 3, exclude_BU),
+        "beams": lambda m: decode.beam_search([m], trie, items_BH, 20, exclude_BU),
+    }
     for kind in kinds(device):
-        for codes in ("steps", "heads"):
-            model = a_model(kind, device, codes)
-            for how in (
-                lambda m: decode.greedy_list([m], trie, items_BH, 6, exclude_BU),
-                lambda m: decode.beam_search([m], trie, items_BH, 20, exclude_BU),
-            ):
-                lists = []
-                for used in (True, False):
-                    with kernels(item=False, attend=used):
-                        lists.append(how(model))
-                same_lists(*lists, kind)
+        for codes, how, *used in [
+            ("steps", "list", "attend"), ("steps", "beams", "attend"), ("steps", "beams", "finish"),
+            ("steps", "list", "begin"), ("heads", "list", "begin", "finish"),
+        ]:  # fmt: skip
+            model, lists = a_model(kind, device, codes), []
+            for some in (used, []):
+                with kernels(*some, tiles=SMALL if "finish" in used else None):
+                    lists.append(ways[how](model))
+            same_lists(*lists, kind)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compared", ["compare_items", "compare_attention"])
+@pytest.mark.parametrize("compared", ["compare_items", "compare_layers"])
 def test_kernels_find_the_same_in_the_interpreter(compared):
     pytest.importorskip("triton")
     done = subprocess.run(
@@ -111,7 +126,7 @@ def test_kernels_find_the_same_in_the_interpreter(compared):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("compared", [compare_items, compare_attention])
+@pytest.mark.parametrize("compared", [compare_items, compare_layers])
 def test_kernels_find_the_same_on_the_gpu(compared):
     compared("cuda")
 
