@@ -6,12 +6,12 @@ a choice: some eighty small kernels, which take longer to start than to run. Her
     _inner    what was chosen before, and the hidden layer of the level's network: some of its columns
     _logits   the network's end, and some of the codes: which are left, the likeliest of them, a sum
 
-and `_finish` chooses the last code and the item. Numbers are rounded where the modules round
-(`models.slide.heads`, `models.slide.decode`), so that both write the same lists, but for what the order of a
-sum may turn in a tie.
+and `_finish` chooses the last code and the item. Many programs share the weights, and each works out again
+what all of them need. Numbers are rounded where the modules round (`models.slide.heads`,
+`models.slide.decode`), so that both write the same lists, but for what the order of a sum turns in a tie.
 
 B users, U used items (K of which are the list's own), L levels, C codes, D hidden size, T tiles of codes,
-M users of a program, N codes or columns of a program, n numbers that are worked out together
+M users of a program, N codes or columns of a program, n numbers that are fetched together
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class Steps(NamedTuple):
     inner_BD: Tensor
     """The hidden layer of its network."""
     sums_3TB: Tensor
-    """Of a tile's codes: the highest logit, the sum of exponents below it, the highest of what is left."""
+    """Of a tile's codes: the highest logit, the sum of exponents below it, and the highest that is left."""
     best_TB: Tensor
     """And which code that is."""
     code_LB: Tensor
@@ -68,7 +68,7 @@ def write_list(
     for slot in range(length):
         _choose(model, trie, steps, hidden_BD, used_BU, codes_BUL, U + slot)
         _finish[(B,)](
-            trie.child_NC, trie.leaf_items_FR, trie.codes_IL, model.tokens_VD, slots_KD[slot],
+            trie.child_NC, trie.leaf_items_FR, model.tokens_VD, slots_KD[slot],
             *steps[2:], used_BU, codes_BUL, item_BD, scores_KB[slot],
             B, U + slot, U + length, _tiles_of(trie.sizes[-1], B), trie.first_leaf,
             trie.child_NC.shape[1], trie.leaf_items_FR.shape[1], slots_KD.stride(1),
@@ -183,7 +183,6 @@ def _logits(  # type: ignore[no-untyped-def]
     child_MN = tl.load(
         child_ptr + state_M[:, None] * CODES + code_N[None, :], mask=is_code_1N, other=-1
     )
-    left_MN = tl.load(items_ptr + tl.maximum(child_MN, 0))
     x_MD = tl.load(x_ptr + row_M[:, None] * D + at_D[None, :]).to(tl.float32)
     added_MD = tl.zeros([M, D], tl.float32)
     for begin in range(0, D, n):
@@ -192,6 +191,7 @@ def _logits(  # type: ignore[no-untyped-def]
         down_nD = tl.load(down_ptr + at_n[:, None] * D + at_D[None, :])
         added_MD += tl.dot(inner_Mn, down_nD, input_precision="ieee")
     x_MD = (x_MD + added_MD.to(kind).to(tl.float32)).to(kind)
+    left_MN = tl.load(items_ptr + tl.maximum(child_MN, 0))
     out_DN = tl.load(
         out_ptr + (offset + code_N)[None, :] * D + at_D[:, None], mask=is_code_1N, other=0.0
     )
@@ -220,13 +220,13 @@ def _logits(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["U"])
 def _finish(  # type: ignore[no-untyped-def]
-    child_ptr, leaf_items_ptr, codes_of_ptr, tokens_ptr, slot_ptr,
+    child_ptr, leaf_items_ptr, tokens_ptr, slot_ptr,
     sums_ptr, best_ptr, code_ptr, state_ptr, total_ptr, used_ptr, used_codes_ptr, item_ptr, score_ptr,
     B, U, PITCH, T, first_leaf, CODES, LEAF, slot_D,
     OFFSETS: tl.constexpr, L: tl.constexpr, D: tl.constexpr, TILES: tl.constexpr,
     USED: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """A program is one user, whose item becomes the next of the used ones: the first that is not used."""
+    """A program is one user, whose next item is the first with these codes that is not used."""
     kind = item_ptr.dtype.element_ty
     row_1 = (tl.program_id(0) + tl.arange(0, 1)).to(tl.int64)
     at_D, at_U = tl.arange(0, D), tl.arange(0, USED)
@@ -250,8 +250,10 @@ def _finish(  # type: ignore[no-untyped-def]
     found_1 = (total_1 > float("-inf")) & (state_1 >= first_leaf)
     tl.store(used_ptr + row_1 * PITCH + U, tl.where(found_1, picked_1, -1))
     for level in tl.static_range(L):
-        its_code_1 = tl.load(codes_of_ptr + tl.maximum(picked_1, 0) * L + level)
-        tl.store(used_codes_ptr + (row_1 * PITCH + U) * L + level, its_code_1)
+        its_1 = code_1
+        if level + 1 < L:
+            its_1 = tl.load(code_ptr + level * B + row_1)
+        tl.store(used_codes_ptr + (row_1 * PITCH + U) * L + level, its_1)
     tl.store(score_ptr + row_1, total_1)
 
 

@@ -1,8 +1,8 @@
 """When kernels of ours stand for modules and tensors, and what one program of them works out.
 
 The kernels are in the files `*_triton.py`, which are imported only where one of these functions says so:
-Triton comes with CUDA builds of torch. They pay where few rows make launches what costs; products of many
-rows are a matter for cuBLAS. Elsewhere tensors do the same.
+Triton comes with CUDA builds of torch. They pay where rows are few, so that launches are what costs; for
+many rows there is cuBLAS. Elsewhere tensors do the same.
 
 B users, W beams, D hidden size, E head size, P places of the history
 """
@@ -18,8 +18,8 @@ WIDTHS = (32, 64, 128, 256, 512)
 HEAD_SIZES = (16, 32, 64, 128)
 MOST_ROWS = 1024
 """That kernels of a whole layer take."""
-MOST_HISTORY = 16384
-"""Numbers of one user's and head's keys, P * E, that a program's registers hold."""
+KEYS = 2048
+"""Numbers of a head's keys, P * E a user, that the registers of a warp hold."""
 EPS = torch.finfo(torch.float32).eps
 """What torch adds to mean squares in bf16, too, if a module does not say."""
 EARLY = False
@@ -50,7 +50,7 @@ def tiles(rows: int) -> Tiles:
     """Few rows are shared among many programs, since each fetches its weights alone."""
     if rows <= 128:
         return Tiles(users=4, rows=16, warps=4, codes=32, narrow=16, fetched=32 * 1024)
-    return Tiles(users=8, rows=32, warps=8, codes=64, narrow=32, fetched=32 * 1024)
+    return Tiles(users=8, rows=32, warps=8, codes=32, narrow=32, fetched=32 * 1024)
 
 
 def attend(like: Tensor, head_size: int) -> bool:
@@ -66,8 +66,8 @@ def finish(x_BWD: Tensor) -> bool:
 
 def begin(x_BWD: Tensor, head_size: int, places: int) -> bool:
     """Whether a kernel does all up to there as well: of lists, which have one beam."""
-    fits = attend(x_BWD, head_size) and places * head_size <= MOST_HISTORY
-    return fits and finish(x_BWD) and x_BWD.shape[1] == 1
+    fits = places * head_size <= KEYS * tiles(len(x_BWD)).warps
+    return fits and x_BWD.shape[1] == 1 and attend(x_BWD, head_size) and finish(x_BWD)
 
 
 def choose(table_VD: Tensor) -> bool:

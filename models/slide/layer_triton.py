@@ -3,12 +3,13 @@
     attend_token   norm, query, key and value, their turn and their place in the cache, attention
     finish_layer   product of what is seen, sum, norm, product, GELU; then the last product and sum
 
-What takes long here is not to compute but to start, and to wait for memory. So programs are many and small,
-and rather work something out again than wait for each other: each has the rows' sum and norm of its own.
-Numbers are rounded where the modules round (`models.slide.attention.Layer`).
+What takes long here is not to compute but to start, and to wait for memory. So programs are many and
+small, and rather work something out again than wait for each other: each has the rows' sum and norm of its
+own. Numbers are rounded where the modules round (`models.slide.attention.Layer`).
 
 B users, H heads, E head size, D hidden size, F = 4 * D, R rows, P places of the history, G places that a
-list may write, g those that it has, M rows of a program, N columns of a program, K numbers fetched at a time
+list may write, g those that it has, M rows of a program, N columns of a program, K numbers that are fetched
+together
 """
 
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ def attend_token(
     B, H, P, E = k_BHPE.shape
     D, G = x_B1D.shape[2], keys.shape[3]
     tiles, places = launches.tiles(B), max(16, triton.next_power_of_2(P))
-    users = max(1, min(tiles.users, launches.MOST_HISTORY * tiles.warps // 8 // (places * E)))
+    users = max(1, min(tiles.users, launches.KEYS * tiles.warps // (places * E)))
     seen_B1D = x_B1D.new_empty(B, 1, D)
     _attend[(triton.cdiv(B, users), H)](
         x_B1D.contiguous(), layer.attention_norm.weight, layer.qkv.weight, turn.cos_TE, turn.sin_TE,
@@ -207,6 +208,7 @@ def normal(x_MD, eps, D: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def gelu(x):  # type: ignore[no-untyped-def]
+    """Without the approximation by tanh."""
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 

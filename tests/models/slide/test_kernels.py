@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.slide import attention, decode, launches
+from models.slide import decode, launches
 from models.slide.build import build
 from models.slide.config import SlideConfig
 from models.slide.history import pad_left
@@ -95,15 +96,16 @@ def compare_items(device):
 
 def compare_layers(device):
     """Lists and beams of either kind of model."""
-    items_BH, exclude_BU = (given[:10] for given in asked(device))
+    items_BH, exclude_BU = (given[:6] for given in asked(device))
     trie = build_trie(small_ids(60, SIZES), torch.device(device))
     ways = {
         "list": lambda m: decode.greedy_list([m], trie, items_BH, 3, exclude_BU),
         "beams": lambda m: decode.beam_search([m], trie, items_BH, 20, exclude_BU),
+        "few beams": lambda m: decode.beam_search([m], trie, items_BH, 5, exclude_BU),
     }
     for kind in kinds(device):
         for codes, how, *used in [
-            ("steps", "list", "attend"), ("steps", "beams", "attend"), ("steps", "beams", "finish"),
+            ("steps", "list", "attend"), ("steps", "beams", "attend"), ("steps", "few beams", "finish"),
             ("steps", "list", "begin"), ("heads", "list", "begin", "finish"),
         ]:  # fmt: skip
             model, lists = a_model(kind, device, codes), []
@@ -148,27 +150,50 @@ def compiled(kernel, pointers, constants, warps):
 
 
 @pytest.mark.slow
-def test_kernels_compile_for_hopper():
+@pytest.mark.parametrize("rows", [64, 512])
+def test_kernels_compile_for_hopper(rows):
     """What only the compiler refuses, and the interpreter lets pass."""
     pytest.importorskip("triton")
-    from models.slide.attend_triton import _attend
-    from models.slide.item_triton import WARPS, _item
+    from models.slide import attend_triton, item_triton, layer_triton
 
     tables = {"child_ptr": "i32", "items_ptr": "i32", "leaf_items_ptr": "i64", "score_ptr": "fp32",
-              "codes_of_ptr": "i64", "used_ptr": "i64", "used_codes_ptr": "i64"}  # fmt: skip
-    sizes = {"SIZES": (256, 256, 32), "OFFSETS": (1, 257, 513), "L": 3, "D": 256, "USED": 32,
-             "M": 16, "CHUNK": 32}  # fmt: skip
-    assert compiled(_item, tables, sizes, WARPS)
-    assert compiled(_attend, {"valid_ptr": "i1"}, {"E": 64, "PLACES": 64, "OWN": 32, "M": 16}, 4)
+              "used_ptr": "i64", "used_codes_ptr": "i64", "sums_ptr": "fp32", "best_ptr": "i64",
+              "code_ptr": "i64", "state_ptr": "i64", "total_ptr": "fp32"}  # fmt: skip
+    masks, offsets = {"valid_ptr": "i1"}, (1, 257, 513)
+    tiles, D, E, L = launches.tiles(rows), 256, 64, 3
+    early = {"EARLY": rows == 64}
+    own = {"E": E, "PLACES": 32, "OWN": 16}
+    product = {"D": D, "F": 4 * D, "M": tiles.rows, "K": 64, **early}
+    head = {"D": D, "M": tiles.rows, "LEVEL": 2, **early}
+    for kernel, pointers, constants, warps in [
+        (attend_triton._attend, masks, {**own, "M": attend_triton.BEAMS}, 4),
+        (layer_triton._attend, masks, {**own, "D": D, "M": tiles.users, "K": 128, **early}, tiles.warps),
+        (layer_triton._widen, {}, {**product, "N": 64}, tiles.warps),
+        (layer_triton._narrow, {}, {**product, "N": tiles.narrow}, tiles.warps),
+        (item_triton._inner, tables, {**head, "OFFSETS": offsets, "TILES": 8, "N": 32}, tiles.warps),
+        (item_triton._logits, tables,
+         {**head, "L": L, "N": tiles.codes, "n": 64, "USED": item_triton.USED}, tiles.warps),
+        (item_triton._finish, tables,
+         {"OFFSETS": offsets, "L": L, "D": D, "TILES": 8, "USED": 32, **early}, 1),
+    ]:  # fmt: skip
+        assert compiled(kernel, pointers, constants, warps)
 
 
 def test_they_are_left_where_they_cannot_be_used():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    model = a_model(torch.float32, "cpu")
-    assert not decode.in_one_launch(model, cpu)
-    assert decode.in_one_launch(model, cuda)
-    assert not decode.in_one_launch(model.double(), cuda)
-    assert not decode.in_one_launch(a_model(torch.float32, "cpu", "steps"), cuda)
-    turn = attention.turn_from(0, 1, 32, torch.zeros(1))
+    def row(*shape, device="cuda", dtype=torch.float32):
+        with FakeTensorMode():  # needs no GPU
+            return torch.empty(shape, device=device, dtype=dtype)
+
     with torch.no_grad():
-        assert not attention.in_one_launch(torch.zeros(1, 1, 96), turn)
+        for allowed in (launches.finish, launches.choose, lambda x: launches.attend(x, 32)):
+            shape = (50, 64) if allowed is launches.choose else (8, 1, 64)
+            assert allowed(row(*shape))
+            assert not allowed(row(*shape, device="cpu"))
+            assert not allowed(row(*shape, dtype=torch.float64))
+            with torch.enable_grad():
+                assert not allowed(row(*shape))
+        assert not launches.finish(row(8, 1, 96))
+        assert not launches.finish(row(launches.MOST_ROWS, 2, 64))
+        assert launches.begin(row(8, 1, 64), 32, 60)
+        assert not launches.begin(row(8, 2, 64), 32, 60)
+        assert not launches.begin(row(8, 1, 64), 32, 4 * launches.KEYS)
