@@ -6,12 +6,12 @@ a choice: some eighty small kernels, which take longer to start than to run. Her
     _inner    what was chosen before, and the hidden layer of the level's network: some of its columns
     _logits   the network's end, and some of the codes: which are left, the likeliest of them, a sum
 
-and `_finish` chooses the last code and the item. Many programs share the weights, and each works out again
-what all of them need. Numbers are rounded where the modules round (`models.slide.heads`,
-`models.slide.decode`), so that both write the same lists, but for what the order of a sum turns in a tie.
+and `_finish` chooses the last code and the item. Many programs share the weights, and each works out
+again what all of them need. Numbers are rounded where the modules round (`models.slide.heads`,
+`models.slide.decode`), so both write the same lists, but for what the order of a sum turns in a tie.
 
-B users, U used items (K of which are the list's own), L levels, C codes, D hidden size, T tiles of codes,
-M users of a program, N codes or columns of a program, n numbers that are fetched together
+B users, U used items (K of which are the list's own), L levels, C codes, D hidden size, T tiles of
+codes, M users of a program, N codes or columns of a program, n numbers that are fetched together
 """
 
 from typing import NamedTuple
@@ -40,7 +40,7 @@ class Steps(NamedTuple):
     inner_BD: Tensor
     """The hidden layer of its network."""
     sums_3TB: Tensor
-    """Of a tile's codes: the highest logit, the sum of exponents below it, and the highest that is left."""
+    """Of a tile's codes: the highest logit, the sum of exponentials, and the highest that is left."""
     best_TB: Tensor
     """And which code that is."""
     code_LB: Tensor

@@ -4,12 +4,12 @@
     finish_layer   product of what is seen, sum, norm, product, GELU; then the last product and sum
 
 What takes long here is not to compute but to start, and to wait for memory. So programs are many and
-small, and rather work something out again than wait for each other: each has the rows' sum and norm of its
-own. Numbers are rounded where the modules round (`models.slide.attention.Layer`).
+small, and rather work something out again than wait for each other: each has the rows' sum and norm of
+its own. Numbers are rounded where the modules round (`models.slide.attention.Layer`).
 
-B users, H heads, E head size, D hidden size, F = 4 * D, R rows, P places of the history, G places that a
-list may write, g those that it has, M rows of a program, N columns of a program, K numbers that are fetched
-together
+B users, H heads, E head size, D hidden size, F = 4 * D, R rows, P places of the history, G places that
+a list may write, g those that it has, M rows of a program, N columns of a program, K numbers that are
+fetched together
 """
 
 from typing import TYPE_CHECKING
