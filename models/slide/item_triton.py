@@ -176,6 +176,9 @@ def _logits(  # type: ignore[no-untyped-def]
     row_M = tl.where(user_M < B, user_M, 0).to(tl.int64)
     at_D, code_N = tl.arange(0, D), tl.program_id(1) * N + tl.arange(0, N)
     is_code_1N = (code_N < SIZE)[None, :]
+    out_DN = tl.load(
+        out_ptr + (offset + code_N)[None, :] * D + at_D[:, None], mask=is_code_1N, other=0.0
+    )
     follow(EARLY)
     state_M = tl.zeros([M], tl.int64)
     if LEVEL > 0:
@@ -192,9 +195,6 @@ def _logits(  # type: ignore[no-untyped-def]
         added_MD += tl.dot(inner_Mn, down_nD, input_precision="ieee")
     x_MD = (x_MD + added_MD.to(kind).to(tl.float32)).to(kind)
     left_MN = tl.load(items_ptr + tl.maximum(child_MN, 0))
-    out_DN = tl.load(
-        out_ptr + (offset + code_N)[None, :] * D + at_D[:, None], mask=is_code_1N, other=0.0
-    )
     logits_MN = tl.dot(x_MD, out_DN, input_precision="ieee").to(kind).to(tl.float32)
     logits_MN = tl.where(is_code_1N, logits_MN, float("-inf"))
     most_M = tl.max(logits_MN, axis=1)

@@ -83,7 +83,7 @@ def _attend(  # type: ignore[no-untyped-def]
     there_M1 = (user_M < B)[:, None]
     row_M = tl.where(user_M < B, user_M, 0).to(tl.int64)
     at_E, at_P, at_G = tl.arange(0, E), tl.arange(0, PLACES), tl.arange(0, OWN)
-    # the history does not depend on the kernel before this one
+    # weights, histories and what was written before are there already: fetch them while others finish
     inside_1P1 = (at_P < P)[None, :, None]
     valid_MP = tl.load(
         valid_ptr + row_M[:, None] * valid_B + at_P[None, :] * valid_P,
@@ -93,6 +93,12 @@ def _attend(  # type: ignore[no-untyped-def]
     k_MPE = tl.load(k_ptr + head * k_H + place_MPE, mask=inside_1P1, other=0.0)
     place_MPE = row_M[:, None, None] * v_B + at_P[None, :, None] * v_P + at_E[None, None, :]
     v_MPE = tl.load(v_ptr + head * v_H + place_MPE, mask=inside_1P1, other=0.0)
+    own_M1 = ((row_M * H + head) * (G * E))[:, None]
+    own_MGE = own_M1[:, :, None] + at_G[None, :, None] * E + at_E[None, None, :]
+    before_1G1, newest_1G1 = (at_G < g)[None, :, None], (at_G == g)[None, :, None]
+    key_MGE = tl.load(keys_ptr + own_MGE, mask=before_1G1, other=0.0)
+    value_MGE = tl.load(values_ptr + own_MGE, mask=before_1G1, other=0.0)
+    cos_1E, sin_1E = tl.load(cos_ptr + at_E)[None, :], tl.load(sin_ptr + at_E)[None, :]
     follow(EARLY)
     x_MD = tl.load(x_ptr + row_M[:, None] * D + tl.arange(0, D)[None, :]).to(tl.float32)
     scale_M1 = tl.rsqrt(tl.sum(x_MD * x_MD, axis=1) / D + eps)[:, None]
@@ -107,19 +113,13 @@ def _attend(  # type: ignore[no-untyped-def]
         q_ME += tl.dot(x_MK, tl.load(qkv_ptr + at_KE), input_precision="ieee")
         key_ME += tl.dot(x_MK, tl.load(qkv_ptr + D * D + at_KE), input_precision="ieee")
         value_ME += tl.dot(x_MK, tl.load(qkv_ptr + 2 * D * D + at_KE), input_precision="ieee")
-    cos_1E, sin_1E = tl.load(cos_ptr + at_E)[None, :], tl.load(sin_ptr + at_E)[None, :]
     q_M1E = _turned(q_ME.to(kind), cos_1E, sin_1E, M, E).to(tl.float32)[:, None, :]
     key_ME = _turned(key_ME.to(kind), cos_1E, sin_1E, M, E)
     value_ME = value_ME.to(kind)
-    own_M1 = ((row_M * H + head) * (G * E))[:, None]
     tl.store(keys_ptr + own_M1 + g * E + at_E[None, :], key_ME, mask=there_M1)
     tl.store(values_ptr + own_M1 + g * E + at_E[None, :], value_ME, mask=there_M1)
-    # the list's own places, the newest of which is not read back
-    own_MGE = own_M1[:, :, None] + at_G[None, :, None] * E + at_E[None, None, :]
-    before_1G1, newest_1G1 = (at_G < g)[None, :, None], (at_G == g)[None, :, None]
-    key_MGE = tl.load(keys_ptr + own_MGE, mask=before_1G1, other=0.0)
+    # of the list's own places, the newest is not read back
     key_MGE = tl.where(newest_1G1, key_ME[:, None, :], key_MGE)
-    value_MGE = tl.load(values_ptr + own_MGE, mask=before_1G1, other=0.0)
     value_MGE = tl.where(newest_1G1, value_ME[:, None, :], value_MGE)
     score_MP = tl.sum(q_M1E * k_MPE.to(tl.float32), axis=2).to(kind).to(tl.float32)
     score_MP = tl.where(valid_MP, (score_MP / root).to(kind).to(tl.float32), float("-inf"))
@@ -149,6 +149,7 @@ def _widen(  # type: ignore[no-untyped-def]
     there_M1 = (row_M < R)[:, None]
     at_M1 = tl.where(row_M < R, row_M, 0)[:, None]
     at_D, at_N = tl.arange(0, D), tl.program_id(1) * N + tl.arange(0, N)
+    up_DN = tl.load(up_ptr + at_N[None, :] * D + at_D[:, None])
     follow(EARLY)
     x_MD = tl.load(x_ptr + at_M1 * D + at_D[None, :]).to(tl.float32)
     added_MD = tl.zeros([M, D], tl.float32)
@@ -161,7 +162,6 @@ def _widen(  # type: ignore[no-untyped-def]
     if tl.program_id(1) == 0:
         tl.store(sum_ptr + at_M1 * D + at_D[None, :], x_MD, mask=there_M1)
     x_MD = normal(x_MD.to(tl.float32), eps, D) * tl.load(norm_ptr + at_D)[None, :].to(tl.float32)
-    up_DN = tl.load(up_ptr + at_N[None, :] * D + at_D[:, None])
     wide_MN = tl.dot(x_MD.to(kind), up_DN, input_precision="ieee").to(kind).to(tl.float32)
     tl.store(wide_ptr + at_M1 * F + at_N[None, :], gelu(wide_MN).to(kind), mask=there_M1)
 
