@@ -27,6 +27,8 @@ class Cache:
     """(B, H, P, E) each, by layer."""
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """(B, H, W, G, E) each, by layer."""
+    seen_B1PP: Tensor | None = None
+    """What is added to the histories' scores, once the first layer has asked."""
     turns: "Turn | None" = None
     """Of all places, once the first layer has asked."""
     written: Any = None
@@ -83,13 +85,16 @@ def rotate(x_BHTE: Tensor, turn: Turn) -> Tensor:
     return torch.addcmul(x_BHTE * turn.cos_TE, swapped_BHTE, turn.sin_TE)
 
 
-def attend_prefix(q_BHPE: Tensor, k_BHPE: Tensor, v_BHPE: Tensor, valid_BP: Tensor) -> Tensor:
-    """Causal over the valid places; padding sees itself, since a softmax needs one key."""
+def seen_from(valid_BP: Tensor, like: Tensor) -> Tensor:
+    """0 for the valid places up to each place, -inf for others (B, 1, P, P).
+
+    Padding sees itself, since a softmax needs one key.
+    """
     P = valid_BP.shape[1]
     causal_PP = torch.ones(P, P, dtype=torch.bool, device=valid_BP.device).tril()
     itself_PP = torch.eye(P, dtype=torch.bool, device=valid_BP.device)
-    mask_B1PP = ((causal_PP & valid_BP[:, None]) | itself_PP)[:, None]
-    return nn.functional.scaled_dot_product_attention(q_BHPE, k_BHPE, v_BHPE, attn_mask=mask_B1PP)
+    seen_B1PP = ((causal_PP & valid_BP[:, None]) | itself_PP)[:, None]
+    return like.new_zeros(seen_B1PP.shape).masked_fill(~seen_B1PP, float("-inf"))
 
 
 def attend_cached(
@@ -151,7 +156,11 @@ class Layer(nn.Module):
             )
         else:
             cache.prefix.append((k_BHTE, v_BHTE))
-            seen_BHTE = attend_prefix(q_BHTE, k_BHTE, v_BHTE, cache.valid_BP)
+            if cache.seen_B1PP is None:
+                cache.seen_B1PP = seen_from(cache.valid_BP, q_BHTE)
+            seen_BHTE = nn.functional.scaled_dot_product_attention(
+                q_BHTE, k_BHTE, v_BHTE, attn_mask=cache.seen_B1PP
+            )
         return seen_BHTE.transpose(1, 2).flatten(2)
 
     def _look_back(self, x_BWD: Tensor, turn: Turn, cache: Cache) -> Tensor:
@@ -185,5 +194,5 @@ class Layer(nn.Module):
             k_BHPE = cache.prefix[self.number][0]
             B, H, _, E = k_BHPE.shape
             shape = (B, H, beams, cache.places, E)
-            cache.own.append((k_BHPE.new_zeros(shape), k_BHPE.new_zeros(shape)))
+            cache.own.append((k_BHPE.new_empty(shape), k_BHPE.new_empty(shape)))
         return cache.own[self.number]

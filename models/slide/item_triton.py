@@ -24,7 +24,7 @@ from torch import Tensor
 from models.slide import launches
 from models.slide.decode import Lists, used_codes
 from models.slide.heads import SlideHeads
-from models.slide.history import NOTHING, read_history
+from models.slide.history import NOTHING, tokens_of
 from models.slide.layer_triton import follow, gelu, normal
 from models.slide.trie import Trie
 
@@ -58,10 +58,10 @@ def write_list(
     """What `greedy_list` writes of one model, constrained and with feedback."""
     assert trie.child_NC is not None
     B, U = exclude_BU.shape
-    cache, _ = read_history(model, trie, items_BH, length * trie.levels)
+    tokens_BP, cache = tokens_of(model, trie, items_BH, length * trie.levels)
     used_BU = torch.cat([exclude_BU, exclude_BU.new_full((B, length), NOTHING)], dim=1)
     codes_BUL = used_codes(trie, used_BU).contiguous()
-    hidden_BD = cache.written.hidden_BWD[:, 0].contiguous()
+    hidden_BD = model.read_history(tokens_BP, cache)[:, 0].contiguous()
     steps = _steps(hidden_BD, trie)
     item_BD, scores_KB = torch.empty_like(hidden_BD), steps.total_LB.new_empty(length, B)
     slots_KD = model.slot_vectors(length).expand(length, hidden_BD.shape[1])
