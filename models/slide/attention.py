@@ -168,7 +168,7 @@ class Layer(nn.Module):
         keys, values = self._own(cache, x_BWD.shape[1])
         prefix, g = cache.prefix[self.number], cache.filled
         P, E = prefix[0].shape[2:]
-        if launches.begin(x_BWD, E, P):
+        if launches.begin(x_BWD, E, max(P, cache.places)):
             from models.slide.layer_triton import attend_token
 
             return attend_token(self, x_BWD, turn, cache, keys, values)

@@ -4,7 +4,7 @@ The kernels are in the files `*_triton.py`, which are imported only where one of
 Triton comes with CUDA builds of torch. They pay where rows are few, so that launches are what costs; for
 many rows there is cuBLAS. Elsewhere tensors do the same.
 
-B users, W beams, D hidden size, E head size, P places of the history
+W beams, D hidden size, V rows of a table, E head size, P places of the history or of a list
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ HEAD_SIZES = (16, 32, 64, 128)
 MOST_ROWS = 1024
 """That kernels of a whole layer take."""
 KEYS = 2048
-"""Numbers of a head's keys, P * E a user, that the registers of a warp hold."""
+"""Numbers of keys, P * E a user and head, that the registers of a warp hold."""
 EPS = torch.finfo(torch.float32).eps
 """What torch adds to mean squares in bf16, too, if a module does not say."""
 EARLY = False

@@ -33,15 +33,16 @@ def attend_token(
     assert k_BHPE.stride(3) == v_BHPE.stride(3) == 1
     B, H, P, E = k_BHPE.shape
     D, G = x_B1D.shape[2], keys.shape[3]
-    tiles, places = launches.tiles(B), max(16, triton.next_power_of_2(P))
-    users = max(1, min(tiles.users, launches.KEYS * tiles.warps // (places * E)))
+    places, own = max(16, triton.next_power_of_2(P)), triton.next_power_of_2(G)
+    tiles = launches.tiles(B)
+    users = max(1, min(tiles.users, launches.KEYS * tiles.warps // (max(places, own) * E)))
     seen_B1D = x_B1D.new_empty(B, 1, D)
     _attend[(triton.cdiv(B, users), H)](
         x_B1D.contiguous(), layer.attention_norm.weight, layer.qkv.weight, turn.cos_TE, turn.sin_TE,
         k_BHPE, v_BHPE, cache.valid_BP, keys, values, seen_B1D,
         B, H, P, G, cache.filled, *k_BHPE.stride()[:3], *v_BHPE.stride()[:3],
         *cache.valid_BP.stride(), E**0.5, launches.EPS,
-        D=D, E=E, PLACES=places, OWN=triton.next_power_of_2(G), M=users,
+        D=D, E=E, PLACES=places, OWN=own, M=users,
         K=tiles.chunk(2 * E, x_B1D, D), EARLY=launches.EARLY,
         num_warps=tiles.warps, launch_pdl=launches.EARLY,
     )  # fmt: skip

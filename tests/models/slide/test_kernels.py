@@ -133,6 +133,17 @@ def test_kernels_find_the_same_on_the_gpu(compared):
     compared("cuda")
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_norms_have_the_epsilon_of_the_kernels(device):
+    """In bf16 as well, whose own is 65,536 times as large."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    x = torch.full((1, 64), 0.001, dtype=torch.bfloat16, device=device)
+    expected = x[0, 0].float() / (x[0, 0].float() ** 2 + launches.EPS).sqrt()
+    for normal in (torch.nn.RMSNorm(64).to(x), lambda x: torch.nn.functional.rms_norm(x, (64,))):
+        assert normal(x)[0, 0].float() == pytest.approx(expected.item(), rel=0.01)
+
+
 def compiled(kernel, pointers, constants, warps):
     """For an H100 or H200, of which none is needed."""
     triton = pytest.importorskip("triton")
