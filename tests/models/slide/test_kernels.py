@@ -141,7 +141,7 @@ def test_norms_have_the_epsilon_of_the_kernels(device):
     x = torch.full((1, 64), 0.001, dtype=torch.bfloat16, device=device)
     expected = x[0, 0].float() / (x[0, 0].float() ** 2 + launches.EPS).sqrt()
     for normal in (torch.nn.RMSNorm(64).to(x), lambda x: torch.nn.functional.rms_norm(x, (64,))):
-        assert normal(x)[0, 0].float() == pytest.approx(expected.item(), rel=0.01)
+        assert normal(x)[0, 0].item() == pytest.approx(expected.item(), rel=0.01)
 
 
 def compiled(kernel, pointers, constants, warps):
