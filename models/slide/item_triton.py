@@ -74,8 +74,7 @@ def write_list(
             trie.child_NC.shape[1], trie.leaf_items_FR.shape[1], slots_KD.stride(1),
             OFFSETS=tuple(model.offsets), L=trie.levels, D=hidden_BD.shape[1],
             TILES=triton.next_power_of_2(_tiles_of(trie.sizes[-1], B)),
-            USED=triton.next_power_of_2(U + length), EARLY=launches.EARLY,
-            num_warps=1, launch_pdl=launches.EARLY,
+            USED=triton.next_power_of_2(U + length), **launches.options(hidden_BD, 1),
         )  # fmt: skip
         if slot + 1 < length:
             hidden_BD = model.read_item(item_BD[:, None], cache)[:, 0].contiguous()
@@ -108,7 +107,7 @@ def _choose(
     B, D = hidden_BD.shape
     tiles, C = launches.tiles(B), trie.child_NC.shape[1]
     chunk = tiles.chunk(D, hidden_BD, D)
-    common = {"EARLY": launches.EARLY, "num_warps": tiles.warps, "launch_pdl": launches.EARLY}
+    options = launches.options(hidden_BD, tiles.warps)
     out_VD = model.tokens_VD if model.out_VD is None else model.out_VD
     for level, size in enumerate(trie.sizes):
         before = _tiles_of(trie.sizes[level - 1], B)
@@ -116,12 +115,12 @@ def _choose(
             hidden_BD, model.up_LDD[level], model.chosen_VD, trie.child_NC, *steps,
             B, before, C, launches.EPS,
             OFFSETS=tuple(model.offsets), LEVEL=level, TILES=triton.next_power_of_2(before),
-            D=D, M=tiles.rows, N=32, **common,
+            D=D, M=tiles.rows, N=32, **options,
         )  # fmt: skip
         _logits[(triton.cdiv(B, tiles.rows), _tiles_of(size, B))](
             model.down_LDD[level], out_VD, trie.child_NC, trie.items_S, used_BU, codes_BUL, *steps[:-1],
             B, used, used_BU.shape[1], size, C, model.offsets[level],
-            L=trie.levels, LEVEL=level, D=D, M=tiles.rows, N=tiles.codes, n=chunk, USED=USED, **common,
+            L=trie.levels, LEVEL=level, D=D, M=tiles.rows, N=tiles.codes, n=chunk, USED=USED, **options,
         )  # fmt: skip
 
 
@@ -176,9 +175,8 @@ def _logits(  # type: ignore[no-untyped-def]
     row_M = tl.where(user_M < B, user_M, 0).to(tl.int64)
     at_D, code_N = tl.arange(0, D), tl.program_id(1) * N + tl.arange(0, N)
     is_code_1N = (code_N < SIZE)[None, :]
-    out_DN = tl.load(
-        out_ptr + (offset + code_N)[None, :] * D + at_D[:, None], mask=is_code_1N, other=0.0
-    )
+    row_1N = (offset + code_N).to(tl.int64)[None, :]
+    out_DN = tl.load(out_ptr + row_1N * D + at_D[:, None], mask=is_code_1N, other=0.0)
     follow(EARLY)
     state_M = tl.zeros([M], tl.int64)
     if LEVEL > 0:

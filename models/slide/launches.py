@@ -7,7 +7,7 @@ many rows there is cuBLAS. Elsewhere tensors do the same.
 W beams, D hidden size, V rows of a table, E head size, P places of the history or of a list
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ KEYS = 2048
 EPS = torch.finfo(torch.float32).eps
 """What torch adds to mean squares in bf16, too, if a module does not say."""
 EARLY = False
-"""Whether a kernel is set up while the one before it runs (programmatic dependent launch)."""
+"""Whether a kernel is set up while the one before it runs: programmatic dependent launch, of Hopper."""
 
 
 class Tiles(NamedTuple):
@@ -51,6 +51,12 @@ def tiles(rows: int) -> Tiles:
     if rows <= 128:
         return Tiles(users=4, rows=16, warps=4, codes=32, narrow=16, fetched=32 * 1024)
     return Tiles(users=8, rows=32, warps=8, codes=32, narrow=32, fetched=32 * 1024)
+
+
+def options(like: Tensor, warps: int) -> dict[str, Any]:
+    """How a kernel starts."""
+    early = EARLY and like.is_cuda and torch.cuda.get_device_capability(like.device) >= (9, 0)
+    return {"EARLY": early, "launch_pdl": early, "num_warps": warps}
 
 
 def attend(like: Tensor, head_size: int) -> bool:

@@ -43,8 +43,7 @@ def attend_token(
         B, H, P, G, cache.filled, *k_BHPE.stride()[:3], *v_BHPE.stride()[:3],
         *cache.valid_BP.stride(), E**0.5, launches.EPS,
         D=D, E=E, PLACES=places, OWN=own, M=users,
-        K=tiles.chunk(2 * E, x_B1D, D), EARLY=launches.EARLY,
-        num_warps=tiles.warps, launch_pdl=launches.EARLY,
+        K=tiles.chunk(2 * E, x_B1D, D), **launches.options(x_B1D, tiles.warps),
     )  # fmt: skip
     return seen_B1D
 
@@ -54,19 +53,19 @@ def finish_layer(layer: "Layer", x_BWD: Tensor, seen_BWD: Tensor) -> Tensor:
     D, F = layer.up.weight.shape[1], layer.up.weight.shape[0]
     R = x_BWD.numel() // D
     tiles = launches.tiles(R)
+    options = launches.options(x_BWD, tiles.warps)
     chunk, row_tiles = tiles.chunk(D, x_BWD, D), triton.cdiv(R, tiles.rows)
     sum_BWD, wide_BWF = x_BWD.new_empty(x_BWD.shape), x_BWD.new_empty(*x_BWD.shape[:2], F)
     _widen[(row_tiles, F // min(chunk, 64))](
         x_BWD.contiguous(), seen_BWD.contiguous(), layer.out.weight, layer.mlp_norm.weight,
         layer.up.weight, sum_BWD, wide_BWF, R, launches.EPS,
-        D=D, F=F, M=tiles.rows, N=min(chunk, 64), K=chunk, EARLY=launches.EARLY,
-        num_warps=tiles.warps, launch_pdl=launches.EARLY,
+        D=D, F=F, M=tiles.rows, N=min(chunk, 64), K=chunk, **options,
     )  # fmt: skip
     made_BWD = x_BWD.new_empty(x_BWD.shape)
     _narrow[(row_tiles, D // tiles.narrow)](
         sum_BWD, wide_BWF, layer.down.weight, made_BWD, R,
         D=D, F=F, M=tiles.rows, N=tiles.narrow, K=tiles.chunk(4 * tiles.narrow, x_BWD, F),
-        EARLY=launches.EARLY, num_warps=tiles.warps, launch_pdl=launches.EARLY,
+        **options,
     )  # fmt: skip
     return made_BWD
 
@@ -84,7 +83,7 @@ def _attend(  # type: ignore[no-untyped-def]
     there_M1 = (user_M < B)[:, None]
     row_M = tl.where(user_M < B, user_M, 0).to(tl.int64)
     at_E, at_P, at_G = tl.arange(0, E), tl.arange(0, PLACES), tl.arange(0, OWN)
-    # weights, histories and what was written before are there already: fetch them while others finish
+    # none of this is written by the kernel before, so it may be fetched while that runs (`follow`)
     inside_1P1 = (at_P < P)[None, :, None]
     valid_MP = tl.load(
         valid_ptr + row_M[:, None] * valid_B + at_P[None, :] * valid_P,
@@ -215,7 +214,11 @@ def gelu(x):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def follow(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What comes next needs all that the kernel before has written; the one after may be set up."""
+    """What comes next needs what the kernel before has written; the one after may be set up.
+
+    As each kernel waits before it lets the next one start, all before the kernel before have ended. So
+    what they wrote may be read ahead of this, and nothing may be written.
+    """
     if EARLY:
         gdc_wait()
         gdc_launch_dependents()
