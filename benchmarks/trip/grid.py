@@ -37,7 +37,7 @@ GROUPS = {
         "din",
         "tin",
         "bst",
-        "bst model.rank_start=sinusoid",
+        "bst model.rank=none model.rank_start=sinusoid",
         "sasrec",
         "hstu",
         "transformer",
