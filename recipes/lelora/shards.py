@@ -64,6 +64,21 @@ def put_back(
             put(optimizer.state[parameter][key], value)
 
 
+@torch.no_grad()
+def rest(adapter: Adapter, optimizer: torch.optim.Optimizer) -> None:
+    """Make rows without a gate 0, and their moments: checkpoints from before this was so differ."""
+    idle_R = adapter.get_buffer("gate_R") == 0
+    for name, parameter in adapter.named_parameters():
+        state = optimizer.state.get(parameter, {})
+        for axis, letter in enumerate(name.rpartition("_")[2]):
+            if letter == "R":
+                shape = [-1 if at == axis else 1 for at in range(parameter.ndim)]
+                idle = idle_R.view(shape).expand(parameter.shape)
+                here = idle[local_slices(parameter)] if isinstance(parameter, DTensor) else idle
+                for tensor in (parameter, *(state[key] for key in MOMENTS if key in state)):
+                    local(tensor.detach()).masked_fill_(here, 0.0)
+
+
 class Snapshot:
     """A copy of all that trains, of its moments, and of the adapters' buffers, as this rank holds them.
 

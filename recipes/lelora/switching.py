@@ -20,7 +20,7 @@ from parallel.torch_private import local_slices
 from recipes.abilities import Training
 from recipes.lelora.brain import Brain, Setting
 from recipes.lelora.config import LeloraConfig
-from recipes.lelora.shards import moments_of, put_back, whole_of
+from recipes.lelora.shards import moments_of, put_back, rest, whole_of
 from recipes.lelora.spectra import Spectra, find_spectra
 
 
@@ -127,6 +127,7 @@ class Adapters:
         """After tensors were restored: what is known on the host follows from them."""
         self.setting = setting
         for adapter in self.adapters:
+            rest(adapter, self.optimizer)
             refresh(adapter, self.row_steps.horizon)
 
     def drift(self) -> Tensor:
