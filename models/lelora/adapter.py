@@ -134,18 +134,31 @@ def factors(kind: str, whole: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return left, torch.cat([right, whole["fold_a_CN"].double()], 0)
 
 
-def row_factors(kind: str, whole: dict[str, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for what `rows` add, each by itself; of `core`, for rows among each other."""
+def row_factors(kind: str, whole: dict[str, Tensor], rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+    """The same for what `rows` add, each by itself; of `core`, for rows among each other.
+
+    Tensors may have more axes in front, for several adapters at once.
+    """
     t = {name: tensor.double() for name, tensor in whole.items() if tensor.is_floating_point()}
-    gate = t["gate_R"][rows]
+    gate = t["gate_R"][..., None, rows]
     if kind == "dir_ab":
-        return t["b_MR"][:, rows] * gate, t["a_RN"][rows]
+        return t["b_MR"][..., rows] * gate, t["a_RN"][..., rows, :]
     if kind == "svd_ab":
-        left = torch.cat([t["b_MR"][:, rows] * gate, -t["b0_MR"][:, rows] * gate], 1)
-        return left, torch.cat([t["a_RN"][rows], t["a0_RN"][rows]], 0)
+        left = torch.cat([t["b_MR"][..., rows] * gate, -t["b0_MR"][..., rows] * gate], -1)
+        return left, torch.cat([t["a_RN"][..., rows, :], t["a0_RN"][..., rows, :]], -2)
     if kind == "left":
-        return t["u_MR"][:, rows] * gate, t["a_RN"][rows]
+        return t["u_MR"][..., rows] * gate, t["a_RN"][..., rows, :]
     if kind == "sigma":
-        return t["u_MR"][:, rows] * (gate * t["d_R"][rows]), t["v_RN"][rows]
-    core = t["core_RR"][rows][:, rows]
-    return t["u_MR"][:, rows] * gate, core @ t["v_RN"][rows]
+        strength = gate * t["d_R"][..., None, rows]
+        return t["u_MR"][..., rows] * strength, t["v_RN"][..., rows, :]
+    core = t["core_RR"][..., rows, :][..., rows]
+    return t["u_MR"][..., rows] * gate, core @ t["v_RN"][..., rows, :]
+
+
+def update_norms(kind: str, stacked: dict[str, Tensor]) -> Tensor:
+    """Frobenius norms of what adapters of one shape add, from their tensors behind a common axis."""
+    left, right = row_factors(kind, stacked, slice(None))
+    left = torch.cat([left, stacked["fold_b_MC"].double()], -1)
+    right = torch.cat([right, stacked["fold_a_CN"].double()], -2)
+    squares = (left.mT @ left) * (right @ right.mT)
+    return squares.sum((-2, -1)).clamp(min=0).sqrt()

@@ -3,7 +3,7 @@
 Every rank makes the same calls in the same order: gathering is collective, putting back is not.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -23,16 +23,31 @@ def local(tensor: Tensor) -> Tensor:
 def gathered(tensor: Tensor) -> Tensor:
     """The whole of it, on every rank."""
     whole = tensor.detach()
-    return whole.full_tensor() if isinstance(whole, DTensor) else whole
+    if not isinstance(whole, DTensor):
+        return whole
+    return whole.to_local() if whole.device_mesh.size() == 1 else whole.full_tensor()
 
 
 @torch.no_grad()
 def put(tensor: Tensor, whole: Tensor) -> None:
     """Make this rank's part of `tensor` that of `whole`."""
-    if isinstance(tensor, DTensor):
-        local(tensor).copy_(whole[local_slices(tensor)])
-    elif tensor.data_ptr() != whole.data_ptr():
-        tensor.copy_(whole)
+    here = local(tensor)
+    mine = whole[local_slices(tensor)] if isinstance(tensor, DTensor) else whole
+    if here.data_ptr() != mine.data_ptr():
+        here.copy_(mine)
+
+
+@torch.no_grad()
+def copy_all(into: Sequence[Tensor], out_of: Sequence[Tensor]) -> None:
+    """Copy each of `out_of` into its fellow, all of one type at once."""
+    alike: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
+    for place, tensor in zip(into, out_of, strict=True):
+        types = place.dtype, tensor.dtype, place.device, tensor.device
+        places, tensors = alike.setdefault(types, ([], []))
+        places.append(place)
+        tensors.append(tensor)
+    for places, tensors in alike.values():
+        torch._foreach_copy_(places, tensors)
 
 
 def whole_of(adapter: Adapter) -> dict[str, Tensor]:
@@ -106,17 +121,24 @@ class Snapshot:
     @torch.no_grad()
     def take(self) -> None:
         """Copy what there is now."""
+        known: list[tuple[Tensor, Tensor]] = []
         for name, tensor in self._sources().items():
-            if tensor is not None:
+            kept = self.tensors.get(name)
+            if tensor is None:
+                of = self.tensors[name.partition("/")[2]]
+                self.tensors[name] = (
+                    torch.zeros(()) if name.startswith("step/") else torch.zeros_like(of)
+                )
+            elif kept is None or kept.device != tensor.device:
                 self.tensors[name] = tensor.detach().clone()
-            elif name.startswith("step/"):
-                self.tensors[name] = torch.zeros(())
             else:
-                self.tensors[name] = torch.zeros_like(self.tensors[name.partition("/")[2]])
+                known.append((local(kept), local(tensor.detach())))
+        copy_all([kept for kept, _ in known], [tensor for _, tensor in known])
 
     @torch.no_grad()
     def give_back(self) -> None:
         """Make it what there is; identities stay."""
-        for name, tensor in self._sources().items():
-            if tensor is not None:
-                local(tensor).copy_(local(self.tensors[name]))
+        known = [(name, tensor) for name, tensor in self._sources().items() if tensor is not None]
+        copy_all(
+            [local(tensor) for _, tensor in known], [local(self.tensors[name]) for name, _ in known]
+        )
