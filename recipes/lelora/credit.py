@@ -129,7 +129,7 @@ class Parameters:
 
     def values(self) -> list[Tensor]:
         """This rank's parts: the storage itself."""
-        return [local(p.detach()) for p in self.named.values()]
+        return [local(p).detach() for p in self.named.values()]
 
 
 def added_up(tensor: Tensor) -> Tensor:

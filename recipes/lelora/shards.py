@@ -15,8 +15,9 @@ from parallel.torch_private import local_slices
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+@torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds."""
+    """What this rank holds: the storage itself, which no gradient goes through."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
