@@ -97,29 +97,33 @@ class Adapter(nn.Module):
             """In the type of the inputs: FSDP2 casts parameters only."""
             return cast(Tensor, getattr(self, name)).to(x_N.dtype)
 
+        # compiled code would be made anew for each number, and a product with a tensor costs it nothing
+        gain = of("scale") if torch.compiler.is_compiling() else self.gain
         if self.kind == "dir_ab":
-            y_TM = _added(y_TM, linear(x_TN, of("a_RN")), of("b_MR"), self.gain)
+            y_TM = _added(y_TM, linear(x_TN, of("a_RN")), of("b_MR"), gain)
         elif self.kind == "svd_ab":  # in this order, since it is exactly 0 at its start
             moved_TM = linear(linear(x_TN, of("a_RN")), of("b_MR"))
-            moved_TM = self.gain * (moved_TM - linear(linear(x_TN, of("a0_RN")), of("b0_MR")))
+            moved_TM = gain * (moved_TM - linear(linear(x_TN, of("a0_RN")), of("b0_MR")))
             y_TM = moved_TM if y_TM is None else y_TM + moved_TM
         elif self.kind == "left":
-            y_TM = _added(y_TM, linear(x_TN, of("a_RN")), of("u_MR"), self.gain)
+            y_TM = _added(y_TM, linear(x_TN, of("a_RN")), of("u_MR"), gain)
         elif self.kind == "core":
             h_TR = linear(linear(x_TN, of("v_RN")), of("core_RR"))
-            y_TM = _added(y_TM, h_TR, of("u_MR"), self.gain)
+            y_TM = _added(y_TM, h_TR, of("u_MR"), gain)
         else:
-            y_TM = _added(y_TM, linear(x_TN, of("v_RN")) * of("d_R"), of("u_MR"), self.gain)
+            y_TM = _added(y_TM, linear(x_TN, of("v_RN")) * of("d_R"), of("u_MR"), gain)
         if self.folded:
             y_TM = _added(y_TM, linear(x_TN, of("fold_a_CN")), of("fold_b_MC"), 1.0)
         return y_TM.view(*x_N.shape[:-1], self.outputs)
 
 
-def _added(y_TM: Tensor | None, h_TR: Tensor, left_MR: Tensor, gain: float) -> Tensor:
+def _added(y_TM: Tensor | None, h_TR: Tensor, left_MR: Tensor, gain: float | Tensor) -> Tensor:
     """y + gain h left^T, in one operation; y None: 0."""
-    if y_TM is not None:
-        return torch.addmm(y_TM, h_TR, left_MR.T, alpha=gain)
-    return nn.functional.linear(h_TR, left_MR) * gain
+    if y_TM is None or isinstance(gain, Tensor):
+        h_TR, gain = h_TR * gain, 1.0
+    if y_TM is None:
+        return nn.functional.linear(h_TR, left_MR)
+    return torch.addmm(y_TM, h_TR, left_MR.T, alpha=gain)
 
 
 def factors(kind: str, whole: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
