@@ -200,8 +200,12 @@ def policies(
 
 def speed(result: Mapping[str, Any]) -> list[str]:
     """Lines of Markdown: steps of the recipe, and decompositions."""
-    lines = [f"On {result['machine']['device']}:", ""]
     steps, counts = _of(result, "step"), _of(result, "operators")
+    device = result["machine"]["device"]
+    lines = [
+        "Operators, on any machine:" if len(counts) == len(result["rows"]) else f"On {device}:",
+        "",
+    ]
     if steps:
         lines += [
             "| method | ms a step | against LoRA | without decisions | against LoRA | ms a decision |",
