@@ -1,5 +1,6 @@
 """TRIP: will this user click on this item now, given what they did before and when?"""
 
+import math
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -195,31 +196,33 @@ class TripTask:
         self,
         model: nn.Module,
         batch: Batch,
-        masked_BM: Tensor | None,
+        masked_RM: Tensor | None,
         candidates: Candidates | None = None,
     ) -> tuple[Output, Tensor]:
-        """What the model gives, and each history's reconstruction loss."""
+        """What the model gives, and the reconstruction loss of histories of which some is hidden."""
         features = (batch.get(name) for name in FEATURES)
-        out: Output = model(*(batch[name] for name in INPUTS), masked_BM, candidates, *features)
-        return out, torch.zeros_like(out.logits_B) if out.nats_B is None else out.nats_B
+        out: Output = model(*(batch[name] for name in INPUTS), masked_RM, candidates, *features)
+        return out, torch.zeros_like(out.logits_B) if out.nats_R is None else out.nats_R
 
-    def _masked(self, batch: Batch, priority_BN: Tensor) -> Tensor | None:
+    def _masked(self, batch: Batch, priority_RN: Tensor) -> Tensor | None:
+        """Which items of the first R histories are hidden."""
         if not self.model_config.reconstruction:
             return None
-        known_BN = batch["items_BN"] > UNSEEN
-        return choose_masked(
-            batch["groups_BN"], known_BN, self.model_config.masked_share, priority_BN
-        )
+        R, share = len(priority_RN), self.model_config.masked_share
+        known_RN = batch["items_BN"][:R] > UNSEEN
+        return choose_masked(batch["groups_BN"][:R], known_RN, share, priority_RN)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Cross-entropy of the clicks, plus the weighted reconstruction loss, summed over targets."""
-        items_BN = batch["items_BN"]
-        masked_BM = self._masked(batch, torch.rand(items_BN.shape, device=items_BN.device))
-        out, nats_B = self._forward(model, batch, masked_BM, self._candidates(items_BN.device))
+        B, N = batch["items_BN"].shape
+        R = math.ceil(B * self.model_config.reconstruction_rows)
+        device = batch["items_BN"].device
+        masked_RM = self._masked(batch, torch.rand(R, N, device=device))
+        out, nats_R = self._forward(model, batch, masked_RM, self._candidates(device))
         clicks = nn.functional.binary_cross_entropy_with_logits(
             out.logits_B.float(), batch["labels_B"], reduction="sum"
         )
-        return clicks + self.model_config.reconstruction * nats_B.sum()
+        return clicks + self.model_config.reconstruction * nats_R.sum() * B / R
 
     def logits(self, model: nn.Module, batch: Batch) -> Tensor:
         """The log-odds of a click on each target, (B,)."""

@@ -16,7 +16,7 @@ from recipes.ctr.metrics import Floats
 from recipes.trip import TripTask
 from trainer.config import Config
 
-LATER = ("behaviours", "verdict", "item_feature_keys", "read")
+LATER = ("behaviours", "verdict", "item_feature_keys", "read", "reconstruction_rows")
 """Fields that came later: left out while at their defaults, so that older cells are found."""
 
 
@@ -51,9 +51,11 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def path(folder: Path, model: str, key: str) -> Path:
-    """Named after the model, for people, and the key."""
+    """Named after the model, for people, and the key; if it is there under another name, that one."""
     slug = "".join(c if c.isalnum() or c in "._=-" else "-" for c in model)
-    return folder / f"{slug}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.safetensors"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+    found = sorted(folder.glob(f"*-{digest}.safetensors"))
+    return found[0] if found else folder / f"{slug}-{digest}.safetensors"
 
 
 def write(file: Path, key: str, trained: Trained, about: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 "din"                                      configs/model/din.yaml
 "transformer model.rank=learned"           with a part exchanged
 "popularity", "cosine"                     counts, which nothing trains
-"baselines", "encodings", "parts", "levers"  groups of the above
+"baselines", "encodings", "parts", "levers", "together"  groups of the above
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,10 @@ ENCODINGS = {
     "both": "model.rank=fre model.time=trte",
 }
 MASKS = ("causal", "bidirectional", "group")
-APART = "model.read=apart model.keys=[items,tokens,summaries]"
+EQUAL = "model.session_gap=0"
+TOGETHER = f"{EQUAL} model.read=together"
+"""One attention over all keys, and groups of equally many items."""
+EVERY, ABOVE = "model.keys=[items,tokens,summaries]", "model.keys=[tokens,summaries]"
 GROUPS = {
     "baselines": [
         *COUNTS,
@@ -34,6 +37,7 @@ GROUPS = {
         "din",
         "tin",
         "bst",
+        "bst model.rank=none model.rank_start=sinusoid",
         "sasrec",
         "hstu",
         "transformer",
@@ -51,27 +55,49 @@ GROUPS = {
         "trip model.time=none",
         "trip model.reconstruction=0",
         "trip model.reconstruction=1",
+        "trip model.reconstruction_rows=0.25",
         "trip model.mask=causal",
         "trip model.mask=bidirectional",
         "trip model.mask=learned",
-        "trip model.session_gap=1800",
-        "trip model.summaries=0",
-        "trip model.keys=[summaries]",
-        "trip model.keys=[items,tokens,summaries]",
+        f"trip {EQUAL}",
+        "trip model.summaries=0 model.keys=[items,tokens]",
+        f"trip {ABOVE}",
+        "trip model.read=together",
+        "trip model.read=gated",
     ],
     "levers": [
-        "trip model.keys=[items,tokens,summaries] model.mask=learned model.rank_gate=true",
-        "trip model.keys=[items,tokens,summaries] model.mask=bidirectional model.reconstruction=1",
-        "trip model.mask=learned model.reconstruction=1 model.rank_gate=true",
-        "trip model.summaries=0 model.keys=[items,tokens] model.mask=learned",
-        f"trip {APART}",
-        f"trip {APART} model.mask=learned",
-        f"trip {APART} model.mask=bidirectional model.reconstruction=1",
-        f"trip {APART} model.mask=learned model.reconstruction=1 model.rank_gate=true",
-        f"trip {APART.replace('apart', 'gated')} model.mask=learned",
-        "trip model.read=apart model.summaries=0 model.keys=[items,tokens] model.mask=learned",
-        f"trip {APART} model.session_gap=1800",
-        f"trip {APART} model.rank_start=waves",
+        f"trip {EQUAL} model.mask=learned",
+        f"trip {EQUAL} model.mask=bidirectional model.reconstruction=1",
+        f"trip {EQUAL} model.mask=learned model.reconstruction=1 model.rank_gate=true",
+        f"trip {EQUAL} model.mask=learned model.read=gated",
+        f"trip {EQUAL} model.mask=learned model.summaries=0 model.keys=[items,tokens]",
+        f"trip {EQUAL} model.rank_start=waves",
+        f"trip {TOGETHER}",
+        f"trip {TOGETHER} model.mask=learned model.rank_gate=true",
+        f"trip {TOGETHER} model.mask=bidirectional model.reconstruction=1",
+        f"trip {TOGETHER} model.mask=learned model.summaries=0 model.keys=[items,tokens]",
+        f"trip {TOGETHER} {ABOVE}",
+        f"trip {TOGETHER} {ABOVE} model.mask=learned model.reconstruction=1 model.rank_gate=true",
+    ],
+    "together": [
+        f"trip {TOGETHER} {ABOVE}{change}"
+        for change in (
+            "",
+            " model.rank=none",
+            " model.rank_start=random",
+            " model.rank_gate=true",
+            " model.time=none",
+            " model.reconstruction=0",
+            " model.reconstruction=1",
+            " model.mask=causal",
+            " model.mask=bidirectional",
+            " model.mask=learned",
+        )
+    ]
+    + [
+        f"trip model.read=together {ABOVE}",
+        f"trip {TOGETHER} {ABOVE} model.summaries=0",
+        f"trip {TOGETHER} model.keys=[summaries]",
     ],
 }
 

@@ -36,10 +36,14 @@ GROUPS = 6
 BATCH = {50: 2048, 200: 1024, 1000: 256}
 """Histories a step, by their length; others: as many items as at 200."""
 NONE: dict[str, Any] = {"summaries": 0, "rank": "none", "time": "none", "reconstruction": 0.0}
+TRIP: dict[str, Any] = {"token_layers": 1, "upper_layers": 3, "read": "apart",
+                        "keys": ["items", "tokens", "summaries"]}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "transformer, 4 layers, fused causal": {"token_layers": 4, "mask": "causal", **NONE},
-    "TRIP, 1 + 3 layers": {"token_layers": 1, "upper_layers": 3, "reconstruction": 0.0},
-    "TRIP, 1 + 3 layers, reconstruction": {"token_layers": 1, "upper_layers": 3},
+    "TRIP, 1 + 3 layers": {**TRIP, "reconstruction": 0.0},
+    "TRIP, 1 + 3 layers, reconstruction": TRIP,
+    "TRIP, 1 + 3 layers, a quarter reconstructed": {**TRIP, "reconstruction_rows": 0.25},
+    "TRIP, 1 + 3 layers, one look at all": {**TRIP, "read": "together", "reconstruction": 0.0},
 }
 BASE = "transformer, 4 layers, fused causal"
 
@@ -58,6 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--length", type=int, action="append", help="of histories; several")
+    parser.add_argument(
+        "--model", action="append", choices=list(MODELS)[1:], help="beside the transformer; several"
+    )
     parser.add_argument("--batch-size", type=int, help="instead of that of the length")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20, help="of a round")
@@ -71,9 +78,9 @@ def main() -> None:
     for N in options.length or sorted(BATCH):
         B = options.batch_size or BATCH.get(N, 1024 * 200 // N)
         rows += measure(N, B, device, options)
-        for row in rows[-len(MODELS) :]:
+        for row in (row for row in rows if row["length"] == N):
             print(
-                f"{row['length']:5} x {row['batch']}  {row['model']:38} "
+                f"{row['length']:5} x {row['batch']}  {row['model']:44} "
                 + "  ".join(
                     f"{k} {row[k]:.3g}" for k in ("train_ms", "infer_ms", "train_GiB", "infer_GiB")
                 ),
@@ -103,7 +110,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """A row for each model."""
     batch, found = made_up(N, B, device), {}
-    for name, changes in MODELS.items():
+    for name in [BASE, *(options.model or list(MODELS)[1:])]:
+        changes = MODELS[name]
         config = TripConfig(max_history=N, groups=GROUPS, **changes)
         with fastest(config):
             found[name] = Subject(config, batch, device, options.compile)
@@ -187,6 +195,8 @@ class Subject:
         if device.type == "cuda":
             self.train = self._graphed("train", self._train)
             self.infer = self._graphed("infer", self._infer)
+            # graphs need no code any more; of one function only so many versions are compiled
+            torch.compiler.reset()
 
     def _train(self) -> None:
         self.model.train()

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-HEAD_SIZES = (16, 32, 64, 128)
-"""That one kernel has."""
+from models.slide import launches
 
 
 @dataclass
@@ -28,6 +27,8 @@ class Cache:
     """(B, H, P, E) each, by layer."""
     own: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     """(B, H, W, G, E) each, by layer."""
+    seen_B1PP: Tensor | None = None
+    """What is added to the histories' scores, once the first layer has asked."""
     turns: "Turn | None" = None
     """Of all places, once the first layer has asked."""
     written: Any = None
@@ -84,13 +85,16 @@ def rotate(x_BHTE: Tensor, turn: Turn) -> Tensor:
     return torch.addcmul(x_BHTE * turn.cos_TE, swapped_BHTE, turn.sin_TE)
 
 
-def attend_prefix(q_BHPE: Tensor, k_BHPE: Tensor, v_BHPE: Tensor, valid_BP: Tensor) -> Tensor:
-    """Causal over the valid places; padding sees itself, since a softmax needs one key."""
+def seen_from(valid_BP: Tensor, like: Tensor) -> Tensor:
+    """0 for the valid places up to each place, -inf for others (B, 1, P, P).
+
+    Padding sees itself, since a softmax needs one key.
+    """
     P = valid_BP.shape[1]
     causal_PP = torch.ones(P, P, dtype=torch.bool, device=valid_BP.device).tril()
     itself_PP = torch.eye(P, dtype=torch.bool, device=valid_BP.device)
-    mask_B1PP = ((causal_PP & valid_BP[:, None]) | itself_PP)[:, None]
-    return nn.functional.scaled_dot_product_attention(q_BHPE, k_BHPE, v_BHPE, attn_mask=mask_B1PP)
+    seen_B1PP = ((causal_PP & valid_BP[:, None]) | itself_PP)[:, None]
+    return like.new_zeros(seen_B1PP.shape).masked_fill(~seen_B1PP, float("-inf"))
 
 
 def attend_cached(
@@ -115,12 +119,6 @@ def attend_cached(
     return weights_BHWP @ v_BHPE + of_own_BHWE
 
 
-def in_one_launch(qkv_BWF: Tensor, turn: Turn) -> bool:
-    """Whether one kernel can do all between the projections there (`models.slide.attend_triton`)."""
-    fits = turn.cos_TE.shape[1] in HEAD_SIZES and not torch.is_grad_enabled()
-    return fits and qkv_BWF.is_cuda and qkv_BWF.dtype in (torch.bfloat16, torch.float32)
-
-
 class Layer(nn.Module):
     """A transformer layer with normalization first."""
 
@@ -137,40 +135,58 @@ class Layer(nn.Module):
 
     def forward(self, x_BTD: Tensor, turn: Turn, cache: Cache | None) -> Tensor:
         """(B, T, D): training without a cache, the history if the cache lacks it, else W beams."""
-        qkv_BTF = self.qkv(self.attention_norm(x_BTD))
-        if cache is not None and len(cache.prefix) > self.number and in_one_launch(qkv_BTF, turn):
-            from models.slide.attend_triton import attend_next  # Triton comes with CUDA builds
-
-            keys, values = self._own(cache, qkv_BTF.shape[1])
-            seen_BTD = attend_next(qkv_BTF, turn, cache, self.number, keys, values)
-            return self._rest(x_BTD, seen_BTD)
-        qkv_B3HTE = qkv_BTF.unflatten(2, (3, self.num_heads, -1))
-        qkv_3BHTE = qkv_B3HTE.permute(2, 0, 3, 1, 4)
-        (q_BHTE, k_BHTE), v_BHTE = rotate(qkv_3BHTE[:2], turn), qkv_3BHTE[2]
-        if cache is None:
-            seen_BHTE = nn.functional.scaled_dot_product_attention(
-                q_BHTE, k_BHTE, v_BHTE, is_causal=True
-            )
-        elif len(cache.prefix) == self.number:
-            cache.prefix.append((k_BHTE, v_BHTE))
-            seen_BHTE = attend_prefix(q_BHTE, k_BHTE, v_BHTE, cache.valid_BP)
+        if cache is not None and len(cache.prefix) > self.number:
+            seen_BTD = self._look_back(x_BTD, turn, cache)
         else:
-            seen_BHTE = self._write(q_BHTE, k_BHTE, v_BHTE, cache)
-        return self._rest(x_BTD, seen_BHTE.transpose(1, 2).flatten(2))
+            seen_BTD = self._look_along(x_BTD, turn, cache)
+        if launches.finish(x_BTD) and not self.training:
+            from models.slide.layer_triton import finish_layer
 
-    def _rest(self, x_BTD: Tensor, seen_BTD: Tensor) -> Tensor:
+            return finish_layer(self, x_BTD, seen_BTD)
         x_BTD = x_BTD + self.dropout(self.out(seen_BTD))
         hidden = nn.functional.gelu(self.up(self.mlp_norm(x_BTD)))
         return x_BTD + self.dropout(self.down(hidden))
 
-    def _write(self, q_BHWE: Tensor, k_BHWE: Tensor, v_BHWE: Tensor, cache: Cache) -> Tensor:
-        """Put keys and values at the next place of each beam, and look back from there."""
-        g = cache.filled
-        keys, values = self._own(cache, k_BHWE.shape[2])
-        keys[:, :, :, g], values[:, :, :, g] = k_BHWE, v_BHWE
-        return attend_cached(
-            q_BHWE, cache.prefix[self.number], (keys, values), cache.valid_BP, g + 1
-        )
+    def _look_along(self, x_BTD: Tensor, turn: Turn, cache: Cache | None) -> Tensor:
+        """Each token sees those before it; a history stays in the cache."""
+        q_BHTE, k_BHTE, v_BHTE = self._split(self.qkv(self.attention_norm(x_BTD)), turn)
+        if cache is None:
+            seen_BHTE = nn.functional.scaled_dot_product_attention(
+                q_BHTE, k_BHTE, v_BHTE, is_causal=True
+            )
+        else:
+            cache.prefix.append((k_BHTE, v_BHTE))
+            if cache.seen_B1PP is None:
+                cache.seen_B1PP = seen_from(cache.valid_BP, q_BHTE)
+            seen_BHTE = nn.functional.scaled_dot_product_attention(
+                q_BHTE, k_BHTE, v_BHTE, attn_mask=cache.seen_B1PP
+            )
+        return seen_BHTE.transpose(1, 2).flatten(2)
+
+    def _look_back(self, x_BWD: Tensor, turn: Turn, cache: Cache) -> Tensor:
+        """Put key and value of each beam's token at its next place, and attend from there."""
+        keys, values = self._own(cache, x_BWD.shape[1])
+        prefix, g = cache.prefix[self.number], cache.filled
+        P, E = prefix[0].shape[2:]
+        if launches.begin(x_BWD, E, max(P, cache.places)):
+            from models.slide.layer_triton import attend_token
+
+            return attend_token(self, x_BWD, turn, cache, keys, values)
+        qkv_BWF = self.qkv(self.attention_norm(x_BWD))
+        if launches.attend(qkv_BWF, E):
+            from models.slide.attend_triton import attend_next
+
+            return attend_next(qkv_BWF, turn, cache, self.number, keys, values)
+        q_BHWE, keys[:, :, :, g], values[:, :, :, g] = self._split(qkv_BWF, turn)
+        seen_BHWE = attend_cached(q_BHWE, prefix, (keys, values), cache.valid_BP, g + 1)
+        return seen_BHWE.transpose(1, 2).flatten(2)
+
+    def _split(self, qkv_BTF: Tensor, turn: Turn) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, T, E), the former turned by their places."""
+        qkv_B3HTE = qkv_BTF.unflatten(2, (3, self.num_heads, -1))
+        qkv_3BHTE = qkv_B3HTE.permute(2, 0, 3, 1, 4)
+        q_BHTE, k_BHTE = rotate(qkv_3BHTE[:2], turn)
+        return q_BHTE, k_BHTE, qkv_3BHTE[2]
 
     def _own(self, cache: Cache, beams: int) -> tuple[Tensor, Tensor]:
         """Where this layer keeps what beams write; made at the first token."""
@@ -178,5 +194,5 @@ class Layer(nn.Module):
             k_BHPE = cache.prefix[self.number][0]
             B, H, _, E = k_BHPE.shape
             shape = (B, H, beams, cache.places, E)
-            cache.own.append((k_BHPE.new_zeros(shape), k_BHPE.new_zeros(shape)))
+            cache.own.append((k_BHPE.new_empty(shape), k_BHPE.new_empty(shape)))
         return cache.own[self.number]

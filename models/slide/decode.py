@@ -12,18 +12,16 @@ averaged over the models if there are several.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from models.slide import launches
 from models.slide.build import Decoder
 from models.slide.heads import SlideHeads
 from models.slide.history import NOTHING, read_history
 from models.slide.trie import Trie
-
-WIDTHS = (32, 64, 128, 256, 512)
-"""Hidden sizes whose heads one program's registers hold."""
 
 
 class Lists(NamedTuple):
@@ -144,14 +142,6 @@ def beam_search(
     return Lists(items_BN.gather(1, order_BK), scores_BWR.flatten(1).gather(1, order_BK))
 
 
-def in_one_launch(model: Decoder, device: torch.device) -> TypeGuard[SlideHeads]:
-    """Whether one kernel can choose an item of this model there (`models.slide.item_triton`)."""
-    if device.type != "cuda" or not isinstance(model, SlideHeads):
-        return False
-    D, kind = model.config.hidden_size, model.tokens_VD.dtype
-    return D in WIDTHS and kind in (torch.bfloat16, torch.float32)
-
-
 @torch.no_grad()
 def greedy_list(
     models: Sequence[Decoder],
@@ -170,17 +160,12 @@ def greedy_list(
     item is NOTHING, and items may be there twice. With `noise`, a temperature, codes are drawn instead:
     the likeliest after Gumbel noise is a draw from the codes that are allowed.
     """
-    if (
-        feedback
-        and constrain
-        and not noise
-        and len(models) == 1
-        and trie.child_NC is not None
-        and in_one_launch(models[0], items_BH.device)
-    ):
-        from models.slide.item_triton import write_list  # Triton comes with CUDA builds
+    plain = feedback and constrain and not noise and trie.child_NC is not None
+    model = models[0] if len(models) == 1 else None
+    if plain and isinstance(model, SlideHeads) and launches.choose(model.tokens_VD):
+        from models.slide.item_triton import write_list
 
-        return write_list(models[0], trie, items_BH, length, exclude_BU)
+        return write_list(model, trie, items_BH, length, exclude_BU)
     L = trie.levels
     ensemble = Ensemble(models, trie, items_BH, length * L)
     B, U = exclude_BU.shape

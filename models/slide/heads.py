@@ -80,7 +80,7 @@ class SlideHeads(nn.Module):
         if cache is None:
             return self._all(tokens_BT, slots_BT)
         if not cache.prefix:
-            return [self._read(tokens_BT, cache)]
+            return [self._logits(self.read_history(tokens_BT, cache), 0)]
         assert slots_BT is not None
         return [self._write(tokens_BT, slots_BT, cache)]
 
@@ -102,8 +102,11 @@ class SlideHeads(nn.Module):
             x_BND = x_BND + chosen_BNLD[:, :, level]
         return logits
 
-    def _read(self, tokens_BP: Tensor, cache: Cache) -> Tensor:
-        """Histories, whose places become those of items in the cache, too: (B, 1, C)."""
+    def read_history(self, tokens_BP: Tensor, cache: Cache) -> Tensor:
+        """What the layers make of histories, whose places become those of items in the cache, too.
+
+        (B, 1, D).
+        """
         L = len(self.sizes)
         tokens_BHL = tokens_BP[:, 1:].unflatten(1, (-1, L))
         items_BHD = nn.functional.embedding(tokens_BHL, self.tokens_VD).sum(2)
@@ -114,7 +117,7 @@ class SlideHeads(nn.Module):
         hidden_B1D = self._layers(x_BPD, cache)[:, -1:]
         nothing_B1D = torch.zeros_like(hidden_B1D)
         cache.written = Written(hidden_B1D, nothing_B1D, nothing_B1D, 0, hidden_B1D)
-        return self._logits(hidden_B1D, 0)
+        return hidden_B1D
 
     def _write(self, tokens_BW: Tensor, slots_BW: Tensor, cache: Cache) -> Tensor:
         """A code more: of the same item, or the layers read the item that it completes. (B, W, C)."""

@@ -27,6 +27,12 @@ def pad_left(histories: Sequence[Sequence[int] | Ints], length: int) -> Tensor:
 
 def read_history(model: Decoder, trie: Trie, items_BH: Tensor, places: int) -> tuple[Cache, Tensor]:
     """A cache with room for `places` codes a beam, and logits of the next first code (B, 1, C)."""
+    tokens_BP, cache = tokens_of(model, trie, items_BH, places)
+    return cache, model(tokens_BP, None, cache)[0]
+
+
+def tokens_of(model: Decoder, trie: Trie, items_BH: Tensor, places: int) -> tuple[Tensor, Cache]:
+    """What a model reads (B, P), and an empty cache with room for `places` codes a beam."""
     H, L = model.config.max_history, trie.levels
     items_BH = items_BH[:, -H:]
     there_BH = items_BH != NOTHING
@@ -38,5 +44,4 @@ def read_history(model: Decoder, trie: Trie, items_BH: Tensor, places: int) -> t
     place_P = torch.arange(tokens_BP.shape[1], device=tokens_BP.device)
     tokens_BP = tokens_BP.masked_fill(place_P <= missing_B[:, None], BEGIN)
     valid_BP = place_P >= missing_B[:, None]
-    cache = Cache(valid_BP, places)
-    return cache, model(tokens_BP, None, cache)[0]
+    return tokens_BP, Cache(valid_BP, places)

@@ -8,7 +8,7 @@ order give group-causal attention, places from the newest give causal, zeros bid
 added to the scores besides (`models.trip.biases`) is a function of history, head, query and key.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -39,9 +39,12 @@ class Visibility:
     ages_BN: Tensor
     """Seconds before the target."""
 
-    def twice(self) -> "Visibility":
-        """For a batch that is there two times."""
-        return Visibility(*(getattr(self, name).repeat(2, 1) for name in self.__annotations__))
+    def of_passes(self, counts: Sequence[int]) -> "Visibility":
+        """For as many of the first histories as each pass has, one pass behind the other."""
+        if list(counts) == [len(self.order_BN)]:
+            return self
+        fields = [getattr(self, name) for name in self.__annotations__]
+        return Visibility(*(torch.cat([x[:count] for count in counts]) for x in fields))
 
     def sees(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         """Whether a query sees a key."""

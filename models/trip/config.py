@@ -92,6 +92,9 @@ class TripConfig:
     finding."""
     reconstruction: float = 0.3
     """Weight of the loss on masked items of the history; 0: none."""
+    reconstruction_rows: float = 1.0
+    """Share of a batch's histories for which training computes that loss; they count for all. Each goes
+    through the token layers a second time, so less is faster, and noisier."""
     reconstruction_candidates: int = 1024
     """So many items, drawn for each batch as often as training has them, are what hidden ones are told
     from in training (with the correction of a sampled softmax). Catalogues of up to twice as many are
@@ -128,6 +131,11 @@ class TripConfig:
         if not 0 < self.masked_share < 1:
             raise ValueError(
                 f"model.masked_share={self.masked_share}: set model.masked_share between 0 and 1"
+            )
+        if not 0 < self.reconstruction_rows <= 1:
+            raise ValueError(
+                f"model.reconstruction_rows={self.reconstruction_rows}: set model.reconstruction_rows "
+                "above 0, up to 1"
             )
         if any(low >= high for low, high in pairwise([0, *self.group_edges])):
             raise ValueError(

@@ -7,12 +7,13 @@ from models.trip.heads.din import UNITS
 def training_flops(config: TripConfig, groups: int) -> float:
     """Matrix products (6 per weight and item) and attention, forward and backward.
 
-    Items are read twice if some are hidden. Products with the item table are left out: they depend
-    on the catalogue, and are small beside the layers of a small one.
+    Items are read twice if some are hidden, of `reconstruction_rows` of the histories. Products with
+    the item table are left out: they depend on the catalogue, and are small beside the layers of a
+    small one.
     """
     D = config.hidden_size
     N = config.max_history + (config.pooling in APPENDING)
-    passes = int(config.reads_tokens) + (config.reconstruction > 0)
+    passes = int(config.reads_tokens) + (config.reconstruction > 0) * config.reconstruction_rows
     total = passes * config.token_layers * _layer(N, D, hstu=config.layer == "hstu")
     summaries = config.summaries * groups
     if summaries:

@@ -1,8 +1,8 @@
 """The whole model: items, their places and times, token layers, summaries, and the head.
 
     B histories, N items (oldest first, padded on the left with item 0), D hidden size, H heads,
-    A behaviours, F features of an item (of W values in all), G groups, S summaries a group, M hidden
-    items, V items of the catalogue, K keys
+    A behaviours, F features of an item (of W values in all), G groups, S summaries a group, R of the
+    histories with M hidden items each, V items of the catalogue, K keys
 
        items + places + times  ->  token layers (group-causal)  ->  summaries of the groups
                 |                         |                               |
@@ -47,8 +47,8 @@ class Output(NamedTuple):
     """Log-odds of a click."""
     weights_BN: Tensor
     """How much the head looks at each item, before or after the layers (not at summaries)."""
-    nats_B: Tensor | None
-    """The reconstruction loss of each history, if something was to be hidden."""
+    nats_R: Tensor | None
+    """The reconstruction loss of each history of which something was to be hidden."""
 
 
 class Trip(nn.Module):
@@ -89,14 +89,15 @@ class Trip(nn.Module):
         buckets_BN: Tensor,
         groups_BN: Tensor,
         targets_B: Tensor,
-        masked_BM: Tensor | None = None,
+        masked_RM: Tensor | None = None,
         candidates: Candidates | None = None,
         features_BNF: Tensor | None = None,
         target_features_BF: Tensor | None = None,
     ) -> Output:
-        """Score `targets_B`; with `masked_BM` (-1: none), hide the items there in a second pass.
+        """Score `targets_B`; with `masked_RM` (-1: none), hide the items there in a second pass.
 
-        What is hidden is told from `candidates`, or from the whole catalogue.
+        That is of the first R histories. What is hidden is told from `candidates`, or from the whole
+        catalogue.
         """
         N = items_BN.shape[1]
         target_BD, rows_BND, candidates_KD = self._look_up(targets_B, items_BN, candidates)
@@ -108,25 +109,25 @@ class Trip(nn.Module):
         if self.behaviours_AD is not None:
             plain_BND = plain_BND + nn.functional.embedding(behaviours_BN, self.behaviours_AD)
         placed_BND = self._placed(plain_BND, buckets_BN, target_BD)
-        hidden_BND = None
-        if masked_BM is not None:
+        hidden_RND, R = None, 0 if masked_RM is None else len(masked_RM)
+        if masked_RM is not None:
             assert self.reconstruct is not None
-            hidden_BND = self._placed(
-                self.reconstruct.hide(plain_BND, masked_BM), buckets_BN, target_BD
+            hidden_RND = self._placed(
+                self.reconstruct.hide(plain_BND[:R], masked_RM), buckets_BN[:R], target_BD[:R]
             )
         sees = self._visibility(groups_BN, ages_BN, items_BN != PADDING)
         if self.config.pooling in APPENDING:
             placed_BND = torch.cat([placed_BND, target_BD[:, None]], dim=1)
-        tokens_BND, guessed_BND = self._tokens(placed_BND, hidden_BND, sees)
-        nats_B = None
-        if masked_BM is not None and self.reconstruct is not None and guessed_BND is not None:
-            places_BM = masked_BM.clamp(min=0)
-            nats_B = reconstruction_loss(
-                self.reconstruct(guessed_BND, masked_BM),
-                rows_BND.take_along_dim(places_BM[..., None], dim=1),
-                items_BN.gather(1, places_BM),
-                masked_BM >= 0,
-                targets_B,
+        tokens_BND, guessed_RND = self._tokens(placed_BND, hidden_RND, sees)
+        nats_R = None
+        if masked_RM is not None and self.reconstruct is not None and guessed_RND is not None:
+            places_RM = masked_RM.clamp(min=0)
+            nats_R = reconstruction_loss(
+                self.reconstruct(guessed_RND, masked_RM),
+                rows_BND[:R].take_along_dim(places_RM[..., None], dim=1),
+                items_BN[:R].gather(1, places_RM),
+                masked_RM >= 0,
+                targets_B[:R],
                 self._others(candidates, candidates_KD, items_BN.device),
             )
         keys: dict[str, tuple[Tensor, Tensor]] = {}
@@ -151,7 +152,7 @@ class Trip(nn.Module):
         at_items = [weights[:, :N] for name, weights in looks if name != "summaries"]
         # a sum is a copy: FSDP2 warns of views among the results, which in-place changes would break
         weights_BN = sum(at_items, torch.zeros_like(items_BN, dtype=weights_BK.dtype))
-        return Output(logits_B, weights_BN, nats_B)
+        return Output(logits_B, weights_BN, nats_R)
 
     def _look_up(
         self, targets_B: Tensor, items_BN: Tensor, candidates: Candidates | None
@@ -202,7 +203,7 @@ class Trip(nn.Module):
         return Visibility(order_BN, valid_BN, groups_BN, ages_BN)
 
     def _tokens(
-        self, placed_BND: Tensor, hidden_BND: Tensor | None, sees: Visibility
+        self, placed_BND: Tensor, hidden_RND: Tensor | None, sees: Visibility
     ) -> tuple[Tensor | None, Tensor | None]:
         """The layers' states of the whole history, if the click depends on them, and of the hidden one.
 
@@ -210,17 +211,17 @@ class Trip(nn.Module):
         whole, and each layer's weights are gathered once.
         """
         passes = [placed_BND] if self.config.reads_tokens else []
-        passes += [hidden_BND] if hidden_BND is not None else []
+        passes += [hidden_RND] if hidden_RND is not None else []
         if not passes:
             return None, None
-        x_BND = self.dropout(torch.cat(passes))
-        sees = sees.twice() if len(passes) == 2 else sees
+        counts = [len(each) for each in passes]
+        x, sees = self.dropout(torch.cat(passes)), sees.of_passes(counts)
         for layer in self.layers:
-            x_BND = layer(x_BND, sees)
+            x = layer(x, sees)
         if len(passes) == 2:
-            whole_BND, hidden_BND = x_BND.chunk(2)
-            return whole_BND, hidden_BND
-        return (x_BND, None) if hidden_BND is None else (None, x_BND)
+            whole_BND, hidden_RND = x.split(counts)
+            return whole_BND, hidden_RND
+        return (x, None) if hidden_RND is None else (None, x)
 
     def _upper(
         self, summary_BKD: Tensor, there_BK: Tensor, target_BD: Tensor

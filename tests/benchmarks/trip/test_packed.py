@@ -63,7 +63,7 @@ def test_throughput_compares_with_the_transformer(tmp_path, monkeypatch):
     monkeypatch.setattr(throughput, "ITEMS", 50)
     throughput.main()
     found = json.loads(file.read_text())
-    base, trip, _ = found["rows"]
+    base, trip, *_ = found["rows"]
     assert base["kernels"]["train"][0][1] >= base["kernels"]["train"][1][1] > 0
     assert base["model"] == throughput.BASE
     times = found["summary"]["TRIP, 1 + 3 layers, 6"]["train_ms"]

@@ -128,7 +128,7 @@ def test_groups_name_each_model_once():
     assert len(models(["encodings"])) == 30
     assert models(["trip", "parts"]) == GROUPS["parts"]
     assert models(["din", "baselines"])[0] == "din"
-    assert len(models(["levers"])) == 12
+    assert len(models(["levers", "together"])) == 24  # one is in both
     assert overrides("transformer model.mask=group") == ["model=transformer", "model.mask=group"]
 
 

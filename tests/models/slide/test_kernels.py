@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from models.slide import attention, decode
+from models.slide import decode, launches
 from models.slide.build import build
 from models.slide.config import SlideConfig
 from models.slide.history import pad_left
@@ -31,12 +32,25 @@ def a_model(kind, device, codes="heads", tied=True, seed=0):
     return model.to(device, kind).eval()
 
 
+KERNELS = ("attend", "begin", "finish", "choose")
+"""What `launches` may allow."""
+SMALL = launches.Tiles(users=2, rows=16, warps=4, codes=16, narrow=16, fetched=1)
+"""Programs that do not see all of a row at a time."""
+
+
 @contextmanager
-def kernels(item, attend):
-    """Have them used, or not, whatever the device."""
+def kernels(*used, tiles=None):
+    """Have these used and no others, whatever the device."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "in_one_launch", lambda model, device: item)
-        patch.setattr(attention, "in_one_launch", lambda qkv_BWF, turn: attend)
+        for name in KERNELS:
+            if name not in used:
+                patch.setattr(launches, name, lambda *given: False)
+            elif name == "begin":
+                patch.setattr(launches, name, lambda x_BWD, *given: x_BWD.shape[1] == 1)
+            else:
+                patch.setattr(launches, name, lambda *given: True)
+        if tiles is not None:
+            patch.setattr(launches, "tiles", lambda rows: tiles)
         yield
 
 
@@ -63,15 +77,15 @@ def kinds(device):
 
 
 def compare_items(device):
-    """Lists of 6, each item in one launch."""
+    """Lists of 6."""
     items_BH, exclude_BU = asked(device)
     for kind in kinds(device):
-        for tied, distinct in [(True, False), (False, True)]:
+        for tied, distinct, tiles in [(True, False, SMALL), (False, True, None)]:
             trie = build_trie(small_ids(60, SIZES, distinct), torch.device(device))
             model = a_model(kind, device, tied=tied, seed=int(distinct))
             lists = []
-            for used in (True, False):
-                with kernels(item=used, attend=False):
+            for used in (["choose"], []):
+                with kernels(*used, tiles=tiles):
                     lists.append(decode.greedy_list([model], trie, items_BH, 6, exclude_BU))
             for row, out in zip(lists[0].items_BK.tolist(), exclude_BU.tolist(), strict=True):
                 assert min(row) >= 0
@@ -80,26 +94,30 @@ def compare_items(device):
             same_lists(*lists, kind)
 
 
-def compare_attention(device):
+def compare_layers(device):
     """Lists and beams of either kind of model."""
-    items_BH, exclude_BU = asked(device)
+    users = 20 if device == "cuda" else 6  # the interpreter takes its time
+    items_BH, exclude_BU = (given[:users] for given in asked(device))
     trie = build_trie(small_ids(60, SIZES), torch.device(device))
+    ways = {
+        "list": lambda m: decode.greedy_list([m], trie, items_BH, 3, exclude_BU),
+        "beams": lambda m: decode.beam_search([m], trie, items_BH, 20, exclude_BU),
+        "few beams": lambda m: decode.beam_search([m], trie, items_BH, 5, exclude_BU),
+    }
     for kind in kinds(device):
-        for codes in ("steps", "heads"):
-            model = a_model(kind, device, codes)
-            for how in (
-                lambda m: decode.greedy_list([m], trie, items_BH, 6, exclude_BU),
-                lambda m: decode.beam_search([m], trie, items_BH, 20, exclude_BU),
-            ):
-                lists = []
-                for used in (True, False):
-                    with kernels(item=False, attend=used):
-                        lists.append(how(model))
-                same_lists(*lists, kind)
+        for codes, how, *used in [
+            ("steps", "list", "attend"), ("steps", "beams", "attend"), ("steps", "few beams", "finish"),
+            ("steps", "list", "begin"), ("heads", "list", "begin", "finish"),
+        ]:  # fmt: skip
+            model, lists = a_model(kind, device, codes), []
+            for some in (used, []):
+                with kernels(*some, tiles=SMALL if "finish" in used else None):
+                    lists.append(ways[how](model))
+            same_lists(*lists, kind)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compared", ["compare_items", "compare_attention"])
+@pytest.mark.parametrize("compared", ["compare_items", "compare_layers"])
 def test_kernels_find_the_same_in_the_interpreter(compared):
     pytest.importorskip("triton")
     done = subprocess.run(
@@ -111,9 +129,20 @@ def test_kernels_find_the_same_in_the_interpreter(compared):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("compared", [compare_items, compare_attention])
+@pytest.mark.parametrize("compared", [compare_items, compare_layers])
 def test_kernels_find_the_same_on_the_gpu(compared):
     compared("cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_norms_have_the_epsilon_of_the_kernels(device):
+    """In bf16 as well, whose own is 65,536 times as large."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    x = torch.full((1, 64), 0.001, dtype=torch.bfloat16, device=device)
+    expected = x[0, 0].float() / (x[0, 0].float() ** 2 + launches.EPS).sqrt()
+    for normal in (torch.nn.RMSNorm(64).to(x), lambda x: torch.nn.functional.rms_norm(x, (64,))):
+        assert normal(x)[0, 0].item() == pytest.approx(expected.item(), rel=0.01)
 
 
 def compiled(kernel, pointers, constants, warps):
@@ -136,24 +165,46 @@ def compiled(kernel, pointers, constants, warps):
 def test_kernels_compile_for_hopper():
     """What only the compiler refuses, and the interpreter lets pass."""
     pytest.importorskip("triton")
-    from models.slide.attend_triton import _attend
-    from models.slide.item_triton import WARPS, _item
+    from models.slide import attend_triton, item_triton, layer_triton
 
     tables = {"child_ptr": "i32", "items_ptr": "i32", "leaf_items_ptr": "i64", "score_ptr": "fp32",
-              "codes_of_ptr": "i64", "used_ptr": "i64", "used_codes_ptr": "i64"}  # fmt: skip
-    sizes = {"SIZES": (256, 256, 32), "OFFSETS": (1, 257, 513), "L": 3, "D": 256, "USED": 32,
-             "M": 16, "CHUNK": 32}  # fmt: skip
-    assert compiled(_item, tables, sizes, WARPS)
-    assert compiled(_attend, {"valid_ptr": "i1"}, {"E": 64, "PLACES": 64, "OWN": 32, "M": 16}, 4)
+              "used_ptr": "i64", "used_codes_ptr": "i64", "sums_ptr": "fp32", "best_ptr": "i64",
+              "code_ptr": "i64", "state_ptr": "i64", "total_ptr": "fp32"}  # fmt: skip
+    masks, offsets = {"valid_ptr": "i1"}, (1, 257, 513)
+    tiles, D, E, L = launches.tiles(64), 256, 64, 3
+    early = {"EARLY": True}
+    own = {"E": E, "PLACES": 32, "OWN": 16}
+    product = {"D": D, "F": 4 * D, "M": tiles.rows, "K": 64, **early}
+    head = {"D": D, "M": tiles.rows, "LEVEL": 2, **early}
+    for kernel, pointers, constants, warps in [
+        (attend_triton._attend, masks, {**own, "M": attend_triton.BEAMS}, 4),
+        (layer_triton._attend, masks, {**own, "D": D, "M": tiles.users, "K": 128, **early}, tiles.warps),
+        (layer_triton._widen, {}, {**product, "N": 64}, tiles.warps),
+        (layer_triton._narrow, {}, {**product, "N": tiles.narrow}, tiles.warps),
+        (item_triton._inner, tables, {**head, "OFFSETS": offsets, "TILES": 8, "N": 32}, tiles.warps),
+        (item_triton._logits, tables,
+         {**head, "L": L, "N": tiles.codes, "n": 64, "USED": item_triton.USED}, tiles.warps),
+        (item_triton._finish, tables,
+         {"OFFSETS": offsets, "L": L, "D": D, "TILES": 8, "USED": 32, **early}, 1),
+    ]:  # fmt: skip
+        assert compiled(kernel, pointers, constants, warps)
 
 
 def test_they_are_left_where_they_cannot_be_used():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    model = a_model(torch.float32, "cpu")
-    assert not decode.in_one_launch(model, cpu)
-    assert decode.in_one_launch(model, cuda)
-    assert not decode.in_one_launch(model.double(), cuda)
-    assert not decode.in_one_launch(a_model(torch.float32, "cpu", "steps"), cuda)
-    turn = attention.turn_from(0, 1, 32, torch.zeros(1))
+    def row(*shape, device="cuda", dtype=torch.float32):
+        with FakeTensorMode():  # needs no GPU
+            return torch.empty(shape, device=device, dtype=dtype)
+
     with torch.no_grad():
-        assert not attention.in_one_launch(torch.zeros(1, 1, 96), turn)
+        for allowed in (launches.finish, launches.choose, lambda x: launches.attend(x, 32)):
+            shape = (50, 64) if allowed is launches.choose else (8, 1, 64)
+            assert allowed(row(*shape))
+            assert not allowed(row(*shape, device="cpu"))
+            assert not allowed(row(*shape, dtype=torch.float64))
+            with torch.enable_grad():
+                assert not allowed(row(*shape))
+        assert not launches.finish(row(8, 1, 96))
+        assert not launches.finish(row(launches.MOST_ROWS, 2, 64))
+        assert launches.begin(row(8, 1, 64), 32, 60)
+        assert not launches.begin(row(8, 2, 64), 32, 60)
+        assert not launches.begin(row(8, 1, 64), 32, 4 * launches.KEYS)

@@ -174,10 +174,10 @@ def test_every_combination_trains_all_of_its_parameters(changes, mask):
     if model.reconstruct is not None:
         valid = batch["items_BN"] > 0
         masked = choose_masked(batch["groups_BN"], valid, 0.3, torch.rand(4, N))
-    out = model(**batch, masked_BM=masked)
+    out = model(**batch, masked_RM=masked)
     loss = out.logits_B.square().sum()
-    if out.nats_B is not None:
-        loss = loss + out.nats_B.sum()
+    if out.nats_R is not None:
+        loss = loss + out.nats_R.sum()
     loss.backward()
     idle = {n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()}
     if mask == "learned" and model.config.pooling in ("last", "appended"):
@@ -291,12 +291,23 @@ def test_a_head_that_reads_items_is_no_other_for_layers_that_only_reconstruct():
     alone.load_state_dict(model.state_dict(), strict=False)
     torch.testing.assert_close(model(**batch).logits_B, alone(**batch).logits_B)
     masked = torch.tensor([[0, 3], [5, -1], [-1, -1], [-1, -1]])
-    both = model(**batch, masked_BM=masked)
+    both = model(**batch, masked_RM=masked)
     torch.testing.assert_close(both.logits_B, alone(**batch).logits_B)
     reading = make(**parts)  # the same guesses as where the click reads the layers, too
     reading.load_state_dict(model.state_dict(), strict=False)
-    expected = reading(**batch, masked_BM=masked).nats_B
-    torch.testing.assert_close(both.nats_B[:2], expected[:2])
+    expected = reading(**batch, masked_RM=masked).nats_R
+    torch.testing.assert_close(both.nats_R[:2], expected[:2])
+
+
+def test_some_histories_are_reconstructed_as_they_are_among_all():
+    model, batch = make(mask="learned"), make_batch()
+    masked = torch.tensor([[0, 3], [5, -1], [1, 2], [2, -1]])
+    whole, some = model(**batch, masked_RM=masked), model(**batch, masked_RM=masked[:2])
+    torch.testing.assert_close(some.nats_R, whole.nats_R[:2])
+    torch.testing.assert_close(some.logits_B, whole.logits_B)
+    reading = make(keys=["items"], summaries=0)  # whose click knows nothing of the layers
+    expected = reading(**batch, masked_RM=masked).nats_R[:2]
+    torch.testing.assert_close(reading(**batch, masked_RM=masked[:2]).nats_R, expected)
 
 
 def test_hidden_items_have_company_and_are_the_wanted_share():
@@ -323,12 +334,12 @@ def test_hiding_replaces_just_the_hidden_items_and_leaves_the_click_alone():
     guesses = []
     model.reconstruct.register_forward_hook(lambda module, inputs, out: guesses.append(out))
     masked = torch.tensor([[0, 3], [5, -1], [-1, -1], [-1, -1]])
-    first, second = model(**batch), model(**batch, masked_BM=masked)
+    first, second = model(**batch), model(**batch, masked_RM=masked)
     torch.testing.assert_close(first.logits_B, second.logits_B)
     other = {name: value.clone() for name, value in batch.items()}
     other["items_BN"][0, 0] = other["items_BN"][0, 0] % (V - 2) + 2
     other["behaviours_BN"][0, 0] = (other["behaviours_BN"][0, 0] + 1) % 4
-    third = model(**other, masked_BM=masked)
+    third = model(**other, masked_RM=masked)
     torch.testing.assert_close(guesses[1][0], guesses[0][0])
     assert not torch.allclose(third.logits_B[0], second.logits_B[0])
 

@@ -91,7 +91,7 @@ def _loss(task, model, samples, share, candidates):
     priority_BN = torch.linspace(0, 0.9, batch["items_BN"].shape[1]).expand_as(batch["items_BN"])
     masked_BM = choose_masked(batch["groups_BN"], batch["items_BN"] > 1, 0.3, priority_BN)
     out = model(*(batch[name] for name in INPUTS), masked_BM, candidates)
-    return out.logits_B.sin().sum() + out.nats_B.sum()
+    return out.logits_B.sin().sum() + out.nats_R.sum()
 
 
 @needs_torchrec
