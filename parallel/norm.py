@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from parallel.waits import waiting
 
 
+@torch.no_grad()
 def global_norm(grads: Iterable[Tensor], extra: Tensor) -> tuple[Tensor, Tensor]:
     """The 2-norm over all ranks of `grads`, and `extra` (a vector) summed over all ranks.
 

@@ -79,9 +79,9 @@ class Job:
         """What decides which sample has which number."""
         return DataIdentity(self.config.trainer.seed, fingerprint(self.train_samples))
 
-    @property
+    @cached_property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Parameters that train, shared ones once."""
+        """Parameters that train, shared ones once; steps do not look through all modules anew."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
     @property

@@ -200,29 +200,69 @@ def policies(
 
 def speed(result: Mapping[str, Any]) -> list[str]:
     """Lines of Markdown: steps of the recipe, and decompositions."""
+    steps, counts = _of(result, "step"), _of(result, "operators")
+    device = result["machine"]["device"]
     lines = [
-        f"On {result['machine']['device']}:",
+        "Operators, on any machine:" if len(counts) == len(result["rows"]) else f"On {device}:",
         "",
-        "| method | ms a step | against LoRA |",
-        "|---|---|---|",
     ]
-    steps: dict[str, list[float]] = {}
-    for row in result["rows"]:
-        if row["kind"] == "step":
-            steps.setdefault(row["method"], []).append(row["milliseconds"])
-    lora = statistics.mean(steps.get("lora", [float("nan")]))
-    for method, each in steps.items():
-        mean = statistics.mean(each)
-        lines.append(f"| {method} | {mean:.2f} | {mean / lora:.2f} |")
+    if steps:
+        lines += [
+            "| method | ms a step | against LoRA | without decisions | against LoRA | ms a decision |",
+            "|---|---|---|---|---|---|",
+        ]
+        lora = {key: _median(steps.get("lora", []), key) for key in ("milliseconds", "plain")}
+        for method, rows in steps.items():
+            cells = [method]
+            for key, base in lora.items():
+                found = _median(rows, key)
+                cells += ["" if found is None else f"{found:.2f}", _ratio(found, base)]
+            decision = _median(rows, "decision")
+            every = rows[0].get("steps")
+            often = f" ({rows[0]['decisions']} in {every} steps)" if decision is not None else ""
+            cells.append("" if decision is None else f"{decision:.0f}{often}")
+            lines.append("| " + " | ".join(cells) + " |")
+        lines.append("")
+    if counts:
+        lines += ["| method | operators a step | against LoRA | a decision |", "|---|---|---|---|"]
+        base = _median(counts.get("lora", []), "step")
+        for method, rows in counts.items():
+            step, decision = _median(rows, "step"), _median(rows, "decision")
+            told = "" if decision is None else f"{decision:,.0f}"
+            lines.append(f"| {method} | {step:,.0f} | {_ratio(step, base)} | {told} |")
+        lines.append("")
     svd = [row for row in result["rows"] if row["kind"] == "svd"]
     if svd:
-        lines += ["", "| matrix | seconds, exact | of an 8B model |", "|---|---|---|"]
+        lines += ["| matrix | seconds, exact | of an 8B model |", "|---|---|---|"]
         for row in svd:
             m, n = row["shape"]
             lines.append(f"| {m} x {n} | {row['seconds']:.2f} | {row['count']} |")
         total = sum(row["seconds"] * row["count"] for row in svd)
-        lines += ["", f"All of them: {total / 60:.1f} minutes on one GPU; ranks share them out."]
-    return [*lines, ""]
+        lines += [
+            "",
+            f"All of them: {total / 60:.1f} minutes on one GPU; ranks share them out.",
+            "",
+        ]
+    return lines
+
+
+def _of(result: Mapping[str, Any], kind: str) -> dict[str, list[Mapping[str, Any]]]:
+    """Rows of one kind, by method."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in result["rows"]:
+        if row["kind"] == kind:
+            found.setdefault(row["method"], []).append(row)
+    return found
+
+
+def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """None: it was not measured."""
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return statistics.median(values) if values else None
+
+
+def _ratio(found: float | None, base: float | None) -> str:
+    return "" if found is None or base is None else f"{found / base:.2f}"
 
 
 def tables(results: Sequence[Mapping[str, Any]]) -> str:

@@ -1,6 +1,6 @@
 """The trainable low-rank update beside a linear layer, padded, in five parametrisations.
 
-    M outputs, N inputs, R rows (padded), C rows of what is folded
+    M outputs, N inputs, R rows (padded), C rows of what is folded, T vectors at once
 
 | `kind` | update of the weight | trains | at its start |
 |---|---|---|---|
@@ -10,9 +10,10 @@
 | core | g U R V | R (R x R) | 0 |
 | sigma | g U diag(d) V | d | 0 |
 
-Only rows with a gate other than 0 take part; the gate is g, the matrix's scale. So a switch of rows
-changes values and never a tensor's shape, place or owner. The base layer is not touched: the adapter
-adds to what it gives, in a hook, and names of the base model's tensors stay as they are.
+Only rows with a gate other than 0 take part; the gate is g, the matrix's scale. The others' factors are
+0, all of them, so that they add nothing and get no gradient. So a switch of rows changes values and
+never a tensor's shape, place or owner. The base layer is not touched: the adapter adds to what it gives,
+in a hook, and names of the base model's tensors stay as they are.
 """
 
 from typing import cast
@@ -50,10 +51,14 @@ class Adapter(nn.Module):
         self.register_buffer("scale", torch.empty(()))
         self.register_buffer("age_R", torch.empty(rows))
         self.register_buffer("components_R", torch.empty(rows, dtype=torch.int64))
+        self.gain = 1.0
+        """The scale, as the host knows it."""
         self.folded = False
         """Whether anything is folded: known on the host, so that nothing is multiplied by zeros."""
         self.young_steps = 0
-        """For so many steps, some row is much younger than its tensor (`models.lelora.row_steps`)."""
+        """For so many steps, the count of some row's steps matters (`models.lelora.row_steps`)."""
+        self.has_younger: bool | None = None
+        """Whether some row is younger than its tensor; None: to be looked up before the next step."""
 
     def _shape(self, name: str) -> tuple[int, ...]:
         sizes = {"M": self.outputs, "N": self.inputs, "R": self.rows}
@@ -76,30 +81,49 @@ class Adapter(nn.Module):
             tensor.zero_()
         self.get_buffer("scale").fill_(1.0)
         self.get_buffer("components_R").fill_(-1)
-        self.folded, self.young_steps = False, 0
+        self.gain, self.folded, self.young_steps, self.has_younger = 1.0, False, 0, None
 
-    def forward(self, x_N: Tensor) -> Tensor:
-        """What to add to the layer's output, for inputs of any leading shape."""
+    def forward(self, x_N: Tensor, beside_M: Tensor | None = None) -> Tensor:
+        """What to add to the layer's output, for inputs of any leading shape.
+
+        With `beside_M`, that output with it added, which is fewer operations: in small layers, their
+        number is what costs. The scale alone stands in front, since rows without a gate are 0.
+        """
+        x_TN = x_N.reshape(-1, self.inputs)
+        y_TM = None if beside_M is None else beside_M.reshape(-1, self.outputs).to(x_N.dtype)
+        linear = nn.functional.linear
 
         def of(name: str) -> Tensor:
             """In the type of the inputs: FSDP2 casts parameters only."""
             return cast(Tensor, getattr(self, name)).to(x_N.dtype)
 
-        gate_R, linear = of("gate_R"), nn.functional.linear
-        if self.kind in ("dir_ab", "svd_ab"):
-            y_M = linear(linear(x_N, of("a_RN")) * gate_R, of("b_MR"))
-            if self.kind == "svd_ab":
-                y_M = y_M - linear(linear(x_N, of("a0_RN")) * gate_R, of("b0_MR"))
+        # compiled code would be made anew for each number, and a product with a tensor costs it nothing
+        gain = of("scale") if torch.compiler.is_compiling() else self.gain
+        if self.kind == "dir_ab":
+            y_TM = _added(y_TM, linear(x_TN, of("a_RN")), of("b_MR"), gain)
+        elif self.kind == "svd_ab":  # in this order, since it is exactly 0 at its start
+            moved_TM = linear(linear(x_TN, of("a_RN")), of("b_MR"))
+            moved_TM = gain * (moved_TM - linear(linear(x_TN, of("a0_RN")), of("b0_MR")))
+            y_TM = moved_TM if y_TM is None else y_TM + moved_TM
         elif self.kind == "left":
-            y_M = linear(linear(x_N, of("a_RN")) * gate_R, of("u_MR"))
+            y_TM = _added(y_TM, linear(x_TN, of("a_RN")), of("u_MR"), gain)
         elif self.kind == "core":
-            h_R = linear(x_N, of("v_RN")) * gate_R.ne(0).to(x_N.dtype)
-            y_M = linear(linear(h_R, of("core_RR")) * gate_R, of("u_MR"))
+            h_TR = linear(linear(x_TN, of("v_RN")), of("core_RR"))
+            y_TM = _added(y_TM, h_TR, of("u_MR"), gain)
         else:
-            y_M = linear(linear(x_N, of("v_RN")) * (gate_R * of("d_R")), of("u_MR"))
+            y_TM = _added(y_TM, linear(x_TN, of("v_RN")) * of("d_R"), of("u_MR"), gain)
         if self.folded:
-            y_M = y_M + linear(linear(x_N, of("fold_a_CN")), of("fold_b_MC"))
-        return y_M
+            y_TM = _added(y_TM, linear(x_TN, of("fold_a_CN")), of("fold_b_MC"), 1.0)
+        return y_TM.view(*x_N.shape[:-1], self.outputs)
+
+
+def _added(y_TM: Tensor | None, h_TR: Tensor, left_MR: Tensor, gain: float | Tensor) -> Tensor:
+    """y + gain h left^T, in one operation; y None: 0."""
+    if y_TM is None or isinstance(gain, Tensor):
+        h_TR, gain = h_TR * gain, 1.0
+    if y_TM is None:
+        return nn.functional.linear(h_TR, left_MR)
+    return torch.addmm(y_TM, h_TR, left_MR.T, alpha=gain)
 
 
 def factors(kind: str, whole: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -114,18 +138,31 @@ def factors(kind: str, whole: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return left, torch.cat([right, whole["fold_a_CN"].double()], 0)
 
 
-def row_factors(kind: str, whole: dict[str, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The same for what `rows` add, each by itself; of `core`, for rows among each other."""
+def row_factors(kind: str, whole: dict[str, Tensor], rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+    """The same for what `rows` add, each by itself; of `core`, for rows among each other.
+
+    Tensors may have more axes in front, for several adapters at once.
+    """
     t = {name: tensor.double() for name, tensor in whole.items() if tensor.is_floating_point()}
-    gate = t["gate_R"][rows]
+    gate = t["gate_R"][..., None, rows]
     if kind == "dir_ab":
-        return t["b_MR"][:, rows] * gate, t["a_RN"][rows]
+        return t["b_MR"][..., rows] * gate, t["a_RN"][..., rows, :]
     if kind == "svd_ab":
-        left = torch.cat([t["b_MR"][:, rows] * gate, -t["b0_MR"][:, rows] * gate], 1)
-        return left, torch.cat([t["a_RN"][rows], t["a0_RN"][rows]], 0)
+        left = torch.cat([t["b_MR"][..., rows] * gate, -t["b0_MR"][..., rows] * gate], -1)
+        return left, torch.cat([t["a_RN"][..., rows, :], t["a0_RN"][..., rows, :]], -2)
     if kind == "left":
-        return t["u_MR"][:, rows] * gate, t["a_RN"][rows]
+        return t["u_MR"][..., rows] * gate, t["a_RN"][..., rows, :]
     if kind == "sigma":
-        return t["u_MR"][:, rows] * (gate * t["d_R"][rows]), t["v_RN"][rows]
-    core = t["core_RR"][rows][:, rows]
-    return t["u_MR"][:, rows] * gate, core @ t["v_RN"][rows]
+        strength = gate * t["d_R"][..., None, rows]
+        return t["u_MR"][..., rows] * strength, t["v_RN"][..., rows, :]
+    core = t["core_RR"][..., rows, :][..., rows]
+    return t["u_MR"][..., rows] * gate, core @ t["v_RN"][..., rows, :]
+
+
+def update_norms(kind: str, stacked: dict[str, Tensor]) -> Tensor:
+    """Frobenius norms of what adapters of one shape add, from their tensors behind a common axis."""
+    left, right = row_factors(kind, stacked, slice(None))
+    left = torch.cat([left, stacked["fold_b_MC"].double()], -1)
+    right = torch.cat([right, stacked["fold_a_CN"].double()], -2)
+    squares = (left.mT @ left) * (right @ right.mT)
+    return squares.sum((-2, -1)).clamp(min=0).sqrt()

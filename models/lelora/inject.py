@@ -116,8 +116,8 @@ def inject(
 def _add(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     adapter = layer.adapter
     assert isinstance(adapter, Adapter)
-    added: Tensor = adapter(inputs[0])
-    return output + added
+    found: Tensor = adapter(inputs[0], output)
+    return found
 
 
 def adapters_of(model: nn.Module, targets: Sequence[Target]) -> dict[str, Adapter]:
@@ -136,9 +136,11 @@ def refresh(adapter: Adapter, horizon: float) -> None:
     `horizon` is the age at which a row is as good as old (`models.lelora.row_steps`).
     """
     tensors = dict(adapter.named_buffers())
+    adapter.gain = float(tensors["scale"])
     adapter.folded = bool((tensors["fold_b_MC"] != 0).any())
     ages = tensors["age_R"][tensors["components_R"] >= 0]
     adapter.young_steps = max(int(horizon - float(ages.min())), 0) if len(ages) else 0
+    adapter.has_younger = None
 
 
 def _target(name: str, module: nn.Module) -> Target:

@@ -2,7 +2,8 @@
 
     M outputs, N inputs, R rows of an adapter
 
-    rows that leave    what they add goes into the fold, with the scale it had
+    rows that leave    what they add goes into the fold, with the scale it had; they and their moments
+                       are 0, and stay so: what is 0 on both sides gets no gradient
     rows that stay     stay where they are, with their moments; a factor takes up a change of scale
     rows that arrive   get the directions of their component, and no effect yet; their moments are new
 
@@ -78,11 +79,11 @@ def switch(
     whole["gate_R"][leaving] = 0.0
     whole["components_R"][leaving] = -1
     _clear(kind, whole, [row for row in leaving if row not in free])
+    for name, entry in moments.items():
+        for view in _moment_rows(name, entry, sorted({*leaving, *free})):
+            view.zero_()
     if arriving:
         _arrive(kind, whole, free, arriving, directions)
-        for name, entry in moments.items():
-            for view in _moment_rows(name, entry, free):
-                view.zero_()
         whole["age_R"][free] = 0.0
     whole["scale"].fill_(scale)
     whole["gate_R"][kept + free] = scale

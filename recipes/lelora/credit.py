@@ -11,6 +11,7 @@ steps are large it sees noise and curvature, and its sum had the wrong sign in m
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from parallel.fsdp import set_last_micro_batch
 from parallel.norm import copies
 from recipes.lelora.meta import MetaBatches
-from recipes.lelora.shards import local
+from recipes.lelora.shards import copy_all, local
 from recipes.task import Batch
 
 SIMPSON = ((0.0, 1 / 6), (0.5, 4 / 6), (1.0, 1 / 6))
@@ -61,7 +62,11 @@ class Measures(Protocol):
 
 
 class Parameters:
-    """The parameters that train, in an order, and which matrix each belongs to."""
+    """The parameters that train, in an order, and which matrix each belongs to.
+
+    Parameters of one shape are worked on at once (G of them, with E entries each, of this rank): there
+    are hundreds, most of them small, and the number of operations is what costs.
+    """
 
     def __init__(self, model: nn.Module, owners: Sequence[str]) -> None:
         """`owners` are the adapters' names."""
@@ -73,15 +78,50 @@ class Parameters:
         for at, parameter in zip(self.places, self.named.values(), strict=True):
             counts[at] += parameter.numel()
         self.counts_M = torch.tensor(counts, dtype=torch.float64)
-
-    def dots(self, left: Sequence[Tensor | None], right: Sequence[Tensor], out_M: Tensor) -> None:
-        """Add this rank's share of each matrix's inner products to `out_M`; no sum over ranks yet."""
+        alike: dict[torch.Size, list[int]] = {}
+        for number, value in enumerate(self.values()):
+            alike.setdefault(value.shape, []).append(number)
+        self.groups = list(alike.values())
         world = dist.get_world_size() if dist.is_initialized() else 1
-        for place, parameter, a, b in zip(
-            self.places, self.named.values(), left, right, strict=True
-        ):
-            if a is not None and a.numel():
-                out_M[place] += (a.double() * b.double()).sum() / copies(parameter, world)
+        every = list(self.named.values())
+        self._copies = [copies(every[number], world) for group in self.groups for number in group]
+
+    @cached_property
+    def _sums_of(self) -> tuple[Tensor, Tensor]:
+        """What to divide each sum by, in the order of `groups`, and which sums are a matrix's (M, S).
+
+        The last sum is always 0, for matrices with fewer than S parameters.
+        """
+        order = [number for group in self.groups for number in group]
+        mine: list[list[int]] = [[] for _ in range(self.size + 1)]
+        for at, number in enumerate(order):
+            mine[self.places[number]].append(at)
+        most = max(map(len, mine))
+        filled = [own + [len(order)] * (most - len(own)) for own in mine]
+        device = next((value.device for value in self.values()), torch.device("cpu"))
+        copies_P = torch.tensor(self._copies, dtype=torch.float64, device=device)
+        return copies_P, torch.tensor(filled, device=device)
+
+    def stacked(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        """One of each parameter (this rank's part; None: zeros), by shape: (G, E) in fp64."""
+        values = self.values()
+        whole = [
+            torch.zeros_like(value) if of is None else of
+            for of, value in zip(tensors, values, strict=True)
+        ]
+        return [
+            torch.stack([whole[n] for n in group])
+            .view(len(group), values[group[0]].numel())
+            .double()
+            for group in self.groups
+        ]
+
+    def dots(self, left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+        """This rank's share of each matrix's inner product of what is `stacked`; no sum over ranks."""
+        copies_P, sums_MS = self._sums_of
+        found = [(a_GE * b_GE).sum(1) for a_GE, b_GE in zip(left, right, strict=True)]
+        sums_P = torch.cat(found) / copies_P
+        return torch.cat([sums_P, sums_P.new_zeros(1)])[sums_MS].sum(1)
 
     def gradients(self) -> list[Tensor | None]:
         """This rank's parts."""
@@ -89,7 +129,7 @@ class Parameters:
 
     def values(self) -> list[Tensor]:
         """This rank's parts: the storage itself."""
-        return [local(p.detach()) for p in self.named.values()]
+        return [local(p).detach() for p in self.named.values()]
 
 
 def added_up(tensor: Tensor) -> Tensor:
@@ -147,21 +187,21 @@ class Meter:
         values = parameters.values()
         end = [value.clone() for value in values]
         begin = [local(before[name]) for name in parameters.named]
-        step = [a - b for a, b in zip(end, begin, strict=True)]
+        step = torch._foreach_sub(end, begin)
+        along = parameters.stacked(list(step))
         sums = torch.zeros(3 * M + 2, dtype=torch.float64, device=self.device)
-        first_M, second_M, squares_M = sums[:M], sums[M : 2 * M], sums[2 * M : 3 * M]
+        halves_M, squares_M = (sums[:M], sums[M : 2 * M]), sums[2 * M : 3 * M]
         with evaluating(self.model):
             for share, weight in SIMPSON:
-                with torch.no_grad():
-                    for value, b, s, e in zip(values, begin, step, end, strict=True):
-                        value.copy_(e if share == 1.0 else torch.add(b, s, alpha=share))
-                for half, out_M in enumerate((first_M, second_M)):
+                copy_all(
+                    values, end if share == 1.0 else torch._foreach_add(begin, step, alpha=share)
+                )
+                for half, out_M in enumerate(halves_M):
                     loss = self._passes(half)
-                    gradients = parameters.gradients()
-                    parameters.dots(gradients, [-weight * s for s in step], out_M)
+                    gradients = parameters.stacked(parameters.gradients())
+                    out_M.sub_(parameters.dots(gradients, along), alpha=weight)
                     if share == 1.0:
-                        known = [torch.empty(0) if g is None else g for g in gradients]
-                        parameters.dots(gradients, known, squares_M)
+                        squares_M += parameters.dots(gradients, gradients)
                     if share != 0.5:
                         sums[3 * M + int(share)] += loss
         for parameter in parameters.named.values():
@@ -230,18 +270,17 @@ class PathCredit:
         self._follow()
 
     def _follow(self) -> None:
-        for before, value in zip(self.before.values(), self.parameters.values(), strict=True):
-            local(before).copy_(value)
+        copy_all([local(before) for before in self.before.values()], self.parameters.values())
 
     @torch.no_grad()
     def _look(self, *_: Any) -> None:
         """Before a step: the gradient belongs to where the last step led."""
         if not self.on:
             return
-        values = self.parameters.values()
-        steps = [local(b) - v for v, b in zip(values, self.before.values(), strict=True)]
-        self._now_M.zero_()
-        self.parameters.dots(self.parameters.gradients(), steps, self._now_M)
+        parameters = self.parameters
+        before = [local(before) for before in self.before.values()]
+        steps = parameters.stacked(list(torch._foreach_sub(before, parameters.values())))
+        self._now_M = parameters.dots(parameters.stacked(parameters.gradients()), steps)
         self._follow()
 
     def after_step(self, norm: Tensor) -> None:

@@ -30,7 +30,7 @@ from recipes.lelora.config import LeloraConfig
 from recipes.lelora.credit import Measured, Measures, Parameters, PathCredit
 from recipes.lelora.journal import Journal
 from recipes.lelora.population import Course, School, teach
-from recipes.lelora.shards import Snapshot
+from recipes.lelora.shards import Snapshot, copy_all, local
 from recipes.lelora.spectra import Spectra
 from recipes.lelora.switching import Adapters
 
@@ -174,7 +174,7 @@ class LeloraSteering:
 
     def _end_decision(self, step: int, row: Mapping[str, object]) -> None:
         """A period begins; every rank is where rank 0 is; a line about it."""
-        self.begin = self._parameters()
+        copy_all([local(before) for before in self.begin.values()], self.parameters.values())
         if self.path is not None:
             self.path.begin()
         self._compare(step)
@@ -288,7 +288,8 @@ class LeloraSteering:
         return made[best], {"candidates": rewards, **more}
 
     def _share_brain(self) -> None:
-        self.brain.load(broadcast(self.brain.state()))
+        if _ranks() > 1:
+            self.brain.load(broadcast(self.brain.state()))
 
     def _compare(self, step: int) -> None:
         """Raise `RuntimeError` if some rank's adapters or policy are not those of rank 0."""
@@ -312,3 +313,7 @@ class LeloraSteering:
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1

@@ -5,11 +5,12 @@ M matrices
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from models.lelora.adapter import factors
+from models.lelora.adapter import update_norms
 from models.lelora.budget import cost
 from models.lelora.inject import Target, adapters_of, refresh
 from models.lelora.row_steps import RowSteps
@@ -20,8 +21,12 @@ from parallel.torch_private import local_slices
 from recipes.abilities import Training
 from recipes.lelora.brain import Brain, Setting
 from recipes.lelora.config import LeloraConfig
-from recipes.lelora.shards import moments_of, put_back, whole_of
+from recipes.lelora.shards import moments_of, put_back, rest, whole_of
 from recipes.lelora.spectra import Spectra, find_spectra
+
+T = TypeVar("T")
+AT_ONCE = 2**24
+"""Entries of adapters that are worked on together."""
 
 
 class Adapters:
@@ -127,24 +132,42 @@ class Adapters:
         """After tensors were restored: what is known on the host follows from them."""
         self.setting = setting
         for adapter in self.adapters:
+            rest(adapter, self.optimizer)
             refresh(adapter, self.row_steps.horizon)
 
     def drift(self) -> Tensor:
         """Norm of each matrix's update, as a share of the matrix's. Collective."""
-        found = []
-        for adapter in self.adapters:
-            left, right = factors(adapter.kind, whole_of(adapter))
-            found.append(((left.T @ left) * (right @ right.T)).sum().clamp(min=0).sqrt())
-        return torch.stack(found).cpu() / self.norms_M.clamp(min=1e-30)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for matrix, adapter in enumerate(self.adapters):
+            shape = adapter.outputs, adapter.inputs, adapter.rows
+            alike.setdefault(shape, []).append(matrix)
+        found_M = torch.zeros(len(self.adapters), dtype=torch.float64)
+        for (outputs, inputs, rows), matrices in alike.items():
+            entries = (outputs + inputs) * (rows + self.config.fold_rank)
+            for some in split(matrices, max(AT_ONCE // entries, 1)):
+                wholes = [whole_of(self.adapters[matrix]) for matrix in some]
+                stacked = {name: torch.stack([of[name] for of in wholes]) for name in wholes[0]}
+                found_M[some] = update_norms(self.config.param, stacked).cpu()
+        return found_M / self.norms_M.clamp(min=1e-30)
 
     def fingerprint(self) -> int:
         """Of the buffers, which every rank has whole: equal where these are, bit for bit."""
-        total = torch.zeros((), dtype=torch.int64)
-        for adapter in self.adapters:
-            for buffer in adapter.buffers():
-                words = torch.int64 if buffer.element_size() == 8 else torch.int32
-                total = total.to(buffer.device) + buffer.contiguous().view(words).long().sum()
-        return int(total) % 2**50
+        found: list[Tensor] = []
+        for words in (torch.int32, torch.int64):
+            bits = [
+                buffer.contiguous().view(words).flatten()
+                for adapter in self.adapters
+                for buffer in adapter.buffers()
+                if buffer.element_size() == words.itemsize
+            ]
+            size = AT_ONCE // max((of.numel() for of in bits), default=1)
+            found += [torch.cat(some).sum(dtype=torch.int64) for some in split(bits, max(size, 1))]
+        return sum(torch.stack(found).tolist()) % 2**50
+
+
+def split(items: Sequence[T], size: int) -> list[list[T]]:
+    """In parts of at most `size`."""
+    return [list(items[at : at + size]) for at in range(0, len(items), size)]
 
 
 def gaussian(atoms: Atoms, components: Sequence[int], key: str) -> tuple[Tensor, Tensor, Tensor]:

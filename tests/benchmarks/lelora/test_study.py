@@ -117,7 +117,7 @@ def test_steps_and_decompositions_are_tabled():
         {"kind": "svd", "shape": [4096, 4096], "count": 64, "seconds": 3.0},
     ]
     page = tables([{"name": "lelora.cost", "machine": {"device": "some GPU"}, "rows": rows}])
-    assert "| lelora | 11.50 | 1.15 |" in page
+    assert "| lelora | 11.50 | 1.15 |  |  |  |" in page
     assert "| 4096 x 4096 | 3.00 | 64 |" in page
     assert "3.2 minutes on one GPU" in page
 

@@ -137,3 +137,18 @@ def test_a_matrix_with_few_components_gets_few_rows():
     rows = {t.kind: adapted.adapters[t.name].rows for t in adapted.targets}
     assert rows["k"] == 16
     assert rows["q"] == 20
+
+
+def test_a_compiled_layer_is_not_compiled_anew_when_its_scale_changes():
+    adapted, ids = Adapted(llama(), "dir_ab"), tokens()
+    adapted.switch_all([0, 1])
+    adapted.train(2, ids)
+    target = adapted.targets[0]
+    layer = adapted.model.get_submodule(target.name)
+    x = torch.randn(2, 3, target.shape.inputs)
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="eager")
+    for scale in (1.0, 0.625, 1.6):
+        adapted.switch(target.name, [0, 1], scale)
+        with torch.compiler.set_stance("default" if scale == 1.0 else "fail_on_recompile"):
+            torch.testing.assert_close(compiled(x), layer(x))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.lelora import fold
-from models.lelora.adapter import KINDS, factors
+from models.lelora.adapter import KINDS, factors, update_norms
 from tests.models.lelora.toys import ALL_KINDS, Adapted, Single, llama, tokens, whole
 
 
@@ -189,3 +189,17 @@ def test_compression_is_the_best_there_is(rank, r, seed):
     error = torch.linalg.matrix_norm(found.left_MC @ found.right_CN - left @ right)
     torch.testing.assert_close(error, values[rank:].square().sum().sqrt(), atol=1e-9, rtol=1e-6)
     assert abs(found.discarded - float(error / values.norm())) < 1e-8
+
+
+@pytest.mark.parametrize("kind", ALL_KINDS)
+def test_norms_of_several_adapters_at_once_are_those_of_their_updates(kind):
+    every = [Single(kind, seed=seed) for seed in range(3)]
+    for single, first in zip(every, ([0, 1], [2], []), strict=True):
+        single.switch(first, 1.25)
+        single.train(5)
+        single.switch([0, 3], 0.8)
+        single.train(5)
+    wholes = [whole(single.adapter) for single in every]
+    norms = update_norms(kind, {n: torch.stack([of[n] for of in wholes]) for n in wholes[0]})
+    expected = torch.stack([single.update().detach().double().norm() for single in every])
+    torch.testing.assert_close(norms, expected, atol=1e-6, rtol=1e-5)

@@ -98,3 +98,39 @@ def test_meta_samples_are_not_trained_on():
     assert train.fingerprint() != set_apart(list(range(50)), 0.1, seed=4)[0].fingerprint()
     with pytest.raises(DataError, match=r"lelora.meta_share=0.9 of 3 samples leaves none"):
         set_apart([1, 2, 3], 0.9, seed=0)
+
+
+def by_matrix(folder):
+    """Inner products of one half's gradients with the weights, together and one by one."""
+    from parallel.norm import copies
+    from recipes.lelora.credit import Parameters
+    from recipes.lelora.shards import local
+
+    run = Run(folder, method="frozen")
+    run.advance(2)
+    names = [target.adapter for target in run.task.adapted.targets]
+    parameters = Parameters(run.model, names)
+    batch = run.task.collate([run.train_samples[n] for n in range(8)])
+    run.task.loss(run.model, batch).backward()
+    gradients, values = parameters.gradients(), parameters.values()
+    gradients[1] = None
+    gradients[3] = torch.full_like(gradients[3], torch.nan)
+    found_M = parameters.dots(parameters.stacked(gradients), parameters.stacked(values))
+    expected_M = torch.zeros(len(names) + 1, dtype=torch.float64)
+    for (name, parameter), gradient in zip(parameters.named.items(), gradients, strict=True):
+        owner = name.rpartition(".")[0]
+        place = names.index(owner) if owner in names else len(names)
+        if gradient is not None and gradient.numel():
+            product = (gradient.double() * local(parameter.detach()).double()).sum()
+            expected_M[place] += product / copies(parameter, run.ranks)
+    return found_M.tolist(), expected_M.tolist()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_inner_products_of_all_parameters_are_each_matrixs_own(tmp_path, ranks):
+    """What is not a number in one matrix stays there."""
+    write_texts(tmp_path)
+    for both in run_ranks(ranks, by_matrix, str(tmp_path)):
+        found_M, expected_M = map(torch.tensor, both)
+        assert expected_M.isnan().sum() == 1
+        torch.testing.assert_close(found_M, expected_M, equal_nan=True)
