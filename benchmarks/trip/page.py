@@ -17,10 +17,22 @@ from benchmarks.trip.throughput import BASE
 from benchmarks.trip.verdict import LEVEL, bins, sentence, table
 from recipes.ctr.significance import Difference
 
-ORDER = ("baselines", "chosen", "parts", "encodings", "planted", "throughput", "fuxictr")
+ORDER = (
+    "baselines",
+    "chosen",
+    "levers",
+    "parts",
+    "together",
+    "encodings",
+    "planted",
+    "throughput",
+    "fuxictr",
+)
 """Of the sections, by what their files are named after."""
 NAMES = {"movielens": "MovieLens", "fuxictr": "Beside FuxiCTR"}
 """Of sets and benchmarks, where they are not just capitalized."""
+TABLES = "trip.tables"
+"""Of divided tables: that is on the page in words."""
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -31,7 +43,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path)
     options = parser.parse_args()
     found = [(file, json.loads(file.read_text())) for file in sorted(options.results, key=place)]
-    text = "\n\n".join(section(file, result) for file, result in found)
+    text = "\n\n".join(section(file, result) for file, result in found if result["name"] != TABLES)
     if options.into is None:
         print(text)
         return
