@@ -17,6 +17,7 @@ def training_flops(config: TripConfig, groups: int) -> float:
     total = passes * config.token_layers * _layer(N, D, hstu=config.layer == "hstu")
     summaries = config.summaries * groups
     if summaries:
+        total += 6.0 * (summaries + config.summaries) * N * D
         total += config.upper_layers * _layer(summaries + 1, D)
     sizes = {"items": N, "tokens": N, "summaries": summaries}
     return total + 6.0 * _head_weights(config, [sizes[key] for key in config.keys_used])
@@ -31,17 +32,22 @@ def _head_weights(config: TripConfig, kinds: list[int]) -> float:
     D, keys = config.hidden_size, sum(kinds)
     if config.read != "together":
         findings = len(kinds) + (config.summaries > 0)
-        query = D * D if config.pooling == "target" else 0
-        looks = sum(2 * D * D * (of + 1) + query for of in kinds)
+        looks = sum(_look(config, of) for of in kinds)
         if config.read == "gated":
             return looks + D * findings + 6 * D * D + 2 * D
         return looks + 2 * (1 + 2 * findings) * D * D + 2 * D
     verdict = 6 * D * D + 2 * D
     if config.pooling in ("target", "mean"):
-        return 2 * D * D * (keys + 1) + (config.pooling == "target") * D * D + verdict
+        return _look(config, keys) + verdict
     if config.pooling == "din":
         first, second = UNITS
         return keys * (4 * D * first + first * second + second) + verdict
     if config.pooling == "flat":
         return 4 * D * D * keys + 8 * D * D + 2 * D
     return 0.0 if config.pooling == "last" else verdict
+
+
+def _look(config: TripConfig, keys: int) -> float:
+    """One target's: keys are not projected (`models.trip.heads.target`)."""
+    D, asks = config.hidden_size, config.pooling == "target"
+    return D * D + keys * config.num_heads * D + asks * (2 * D * D + keys * config.num_heads * D)

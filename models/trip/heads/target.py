@@ -1,6 +1,11 @@
 """Attention by the target over the history; or its mean, with the same projections.
 
 B histories, K keys, H heads, E head size, D = H * E
+
+One target asks, so no key is projected: q . (W x) is (W^T q) . x, and a sum of projected values is the
+projection of their sum. Keys are many and targets one, which makes projections B of them instead of
+B * K, with the same numbers but for rounding. What a bias adds to scores is the same for all keys, and
+a softmax does not see it.
 """
 
 import torch
@@ -32,20 +37,24 @@ class Look(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What was seen (B, D), and the weights of the keys, averaged over heads (B, K)."""
         B, K, D = keys_BKD.shape
-        keys_BKD = torch.cat([keys_BKD, self.nothing_D.expand(B, 1, D)], dim=1)
-        shown_BK = torch.cat([shown_BK, shown_BK.new_ones(B, 1)], dim=1)
-        # rows in one dimension: a linear layer of more gives a view (see `Trip.forward`)
-        key_value = self.key_value(self.key_norm(keys_BKD).flatten(0, 1))
-        key_BKHE, value_BKHE = key_value.view(B, K + 1, 2, self.num_heads, -1).unbind(2)
+        keys_BKD, nothing_D = self.key_norm(keys_BKD), self.key_norm(self.nothing_D)
+        key_HED, value_HED = self.key_value.weight.view(2, self.num_heads, -1, D)
         if self.query is None:  # every key weighs the same
-            scores_BKH = key_BKHE.new_zeros(key_BKHE.shape[:3])
+            scores_BHK = keys_BKD.new_zeros(B, self.num_heads, K)
+            nothing_BH = keys_BKD.new_zeros(B, self.num_heads)
         else:
             query_BHE = self.query(target_BD).unflatten(1, (self.num_heads, -1))
-            scores_BKH = (key_BKHE * query_BHE[:, None]).sum(3) / query_BHE.shape[2] ** 0.5
-        scores_BKH = scores_BKH.masked_fill(~shown_BK[..., None], float("-inf"))
-        weights_BKH = scores_BKH.softmax(1)
-        seen_BD = (weights_BKH[..., None] * value_BKHE).sum(1).flatten(1)
-        return seen_BD, weights_BKH.mean(2)[:, :K]
+            asked_BHD = torch.einsum("bhe,hed->bhd", query_BHE, key_HED) / query_BHE.shape[2] ** 0.5
+            scores_BHK = asked_BHD @ keys_BKD.transpose(1, 2)
+            nothing_BH = (asked_BHD * nothing_D).sum(2)
+        scores_BHK = scores_BHK.masked_fill(~shown_BK[:, None], float("-inf"))
+        weights_BHK, weights_BH1 = (
+            torch.cat([scores_BHK, nothing_BH[..., None]], dim=2).softmax(2).split([K, 1], dim=2)
+        )
+        found_BHD = weights_BHK @ keys_BKD + weights_BH1 * nothing_D
+        seen_BHE = torch.einsum("bhd,hed->bhe", found_BHD, value_HED)
+        seen_BD = seen_BHE.flatten(1) + self.key_value.bias[D:]
+        return seen_BD, weights_BHK.mean(1)
 
 
 class TargetHead(Look):
