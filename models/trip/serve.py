@@ -21,8 +21,22 @@ from models.trip.model import Trip
 
 Read = Callable[[Sequence[str]], dict[str, Tensor]]
 """Reads whole tensors by name."""
-RENAMED = {"items_VD": "items.rows_VD"}
-"""What older folders call tensors, and what these are called now."""
+
+
+def as_now(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of older folders by the names that they have now."""
+    found = {}
+    for name, tensor in stored.items():
+        head, of, kind = name.rpartition("key_value.")
+        if of and kind == "weight":
+            key_DD, found[f"{head}value_DD"] = (x.clone() for x in tensor.chunk(2))
+            if f"{head}query.weight" in stored:  # without one, nobody asks
+                found[f"{head}key_DD"] = key_DD
+        elif of:
+            found[f"{head}value_D"] = tensor.chunk(2)[1].clone()  # a bias of keys changes nothing
+        else:
+            found["items.rows_VD" if name == "items_VD" else name] = tensor
+    return found
 
 
 def write_folder(
@@ -75,7 +89,7 @@ class Scorer:
                 num_features=max((max(of) for of in features.values()), default=0),
             )
             stored = load_file(Path(folder) / "model.safetensors")
-            model.load_state_dict({RENAMED.get(name, name): x for name, x in stored.items()})
+            model.load_state_dict(as_now(stored))
         except KeyError as error:
             raise ValueError(f"{folder} is no exported folder: it has no {error}") from error
         except (OSError, ValueError, TypeError, RuntimeError, SafetensorError) as error:

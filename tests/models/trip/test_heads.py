@@ -95,13 +95,15 @@ def test_the_target_attends_to_the_history_and_to_nothing(inputs, pooling):
     for b in range(B):
         item = head.target_norm(target[b])
         rows = [*(keys[b, k] for k in there(shown, b)), head.nothing_D]
-        key, value = head.key_value(head.key_norm(torch.stack(rows))).split(D, dim=1)
+        normal = head.key_norm(torch.stack(rows))
+        value = normal @ head.value_DD.T + head.value_D
         seen, looks = [], []
         for h in range(H):
             part = slice(h * D // H, (h + 1) * D // H)
             scores = torch.zeros(len(rows)).double()
             if pooling == "target":
-                scores = key[:, part] @ head.query(item)[part] / (D // H) ** 0.5
+                key = normal @ head.key_DD[part].T
+                scores = key @ head.query(item)[part] / (D // H) ** 0.5
             looks.append(scores.softmax(0))
             seen.append(looks[-1] @ value[:, part])
         torch.testing.assert_close(logits[b], verdict(head.verdict, torch.cat(seen), item))

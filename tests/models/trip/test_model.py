@@ -210,7 +210,7 @@ def test_the_head_over_embeddings_is_contained_where_kinds_are_read_apart(read):
     plain = make(2, token_layers=0, summaries=0, reconstruction=0.0)
     D, findings = 16, 4  # three kinds, and the target's state above the summaries
     given = plain.state_dict()
-    looks = ("nothing_D", "key_norm", "query", "key_value")
+    looks = ("nothing_D", "key_norm", "query", "key_DD", "value_DD", "value_D")
     renamed = {
         name.replace("head.", "head.looks.0.")
         if name.startswith(tuple(f"head.{part}" for part in looks))

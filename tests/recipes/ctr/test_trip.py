@@ -237,6 +237,11 @@ def test_an_exported_folder_scores_as_the_task_does(tmp_path, features):
     assert len(scorer.score([], ["3", "4", "5"], time=0)) == 3  # a new user
     state = load_file(out / "model.safetensors")
     state["items_VD"] = state.pop("items.rows_VD")  # as older folders have it
+    for look in [name.removesuffix("key_DD") for name in state if name.endswith("key_DD")]:
+        halves = [state.pop(f"{look}{half}_DD") for half in ("key", "value")]
+        state[f"{look}key_value.weight"] = torch.cat(halves)
+        offset = state.pop(f"{look}value_D")
+        state[f"{look}key_value.bias"] = torch.cat([torch.ones_like(offset), offset])
     save_file(state, out / "model.safetensors")
     assert Scorer.load(out).score(history, [candidate], int(table.times_E[event])) == [chance]
 
