@@ -152,12 +152,7 @@ def _widen(  # type: ignore[no-untyped-def]
     up_DN = tl.load(up_ptr + at_N[None, :] * D + at_D[:, None])
     follow(EARLY)
     x_MD = tl.load(x_ptr + at_M1 * D + at_D[None, :]).to(tl.float32)
-    added_MD = tl.zeros([M, D], tl.float32)
-    for begin in range(0, D, K):
-        at_K = begin + tl.arange(0, K)
-        seen_MK = tl.load(seen_ptr + at_M1 * D + at_K[None, :])
-        out_KD = tl.load(out_ptr + at_D[None, :] * D + at_K[:, None])
-        added_MD += tl.dot(seen_MK, out_KD, input_precision="ieee")
+    added_MD = _product(seen_ptr, at_M1, out_ptr, at_D, D, M, D, K)
     x_MD = (x_MD + added_MD.to(kind).to(tl.float32)).to(kind)
     if tl.program_id(1) == 0:
         tl.store(sum_ptr + at_M1 * D + at_D[None, :], x_MD, mask=there_M1)
@@ -180,14 +175,24 @@ def _narrow(  # type: ignore[no-untyped-def]
     at_N = tl.program_id(1) * N + tl.arange(0, N)
     follow(EARLY)
     x_MN = tl.load(sum_ptr + at_M1 * D + at_N[None, :]).to(tl.float32)
-    added_MN = tl.zeros([M, N], tl.float32)
-    for begin in range(0, F, K):
-        at_K = begin + tl.arange(0, K)
-        wide_MK = tl.load(wide_ptr + at_M1 * F + at_K[None, :])
-        down_KN = tl.load(down_ptr + at_N[None, :] * F + at_K[:, None])
-        added_MN += tl.dot(wide_MK, down_KN, input_precision="ieee")
+    added_MN = _product(wide_ptr, at_M1, down_ptr, at_N, F, M, N, K)
     x_MN = (x_MN + added_MN.to(kind).to(tl.float32)).to(kind)
     tl.store(made_ptr + at_M1 * D + at_N[None, :], x_MN, mask=there_M1)
+
+
+@triton.jit
+def _product(  # type: ignore[no-untyped-def]
+    rows_ptr, at_M1, weight_ptr, at_N, X: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr,
+):  # fmt: skip
+    """Some rows of X numbers, times some rows of a weight of so many."""
+    sum_MN = tl.zeros([M, N], tl.float32)
+    for begin in range(0, X, K):
+        at_K = begin + tl.arange(0, K)
+        rows_MK = tl.load(rows_ptr + at_M1 * X + at_K[None, :])
+        weight_KN = tl.load(weight_ptr + at_N[None, :] * X + at_K[:, None])
+        sum_MN += tl.dot(rows_MK, weight_KN, input_precision="ieee")
+    return sum_MN
 
 
 @triton.jit
