@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from collectives.host import broadcast
 from models.lelora.inject import Target
 from recipes.lelora.adalora import adalora_settings
 from recipes.lelora.config import LeloraConfig
+from recipes.lelora.ranks import this_rank
 from recipes.lelora.shards import gathered, put
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -86,7 +86,7 @@ def fill(model: nn.Module, targets: Sequence[Target], config: LeloraConfig, seed
         layer = model.get_submodule(target.name)
         whole = gathered(layer.get_parameter("base_layer.weight"))
         made: dict[str, Tensor] = {}
-        if not dist.is_initialized() or dist.get_rank() == 0:
+        if this_rank() == 0:
             made = _first(whole.float().cpu(), target, config, seed)
         made = broadcast(made)
         for name, tensor in made.items():

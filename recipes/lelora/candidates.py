@@ -16,7 +16,8 @@ from parallel.fsdp import set_last_micro_batch
 from parallel.norm import clip, global_norm
 from recipes.abilities import Training
 from recipes.lelora.brain import Decision
-from recipes.lelora.credit import Measures, PathCredit
+from recipes.lelora.credit import Measures
+from recipes.lelora.path_credit import PathCredit
 from recipes.lelora.shards import Snapshot
 from recipes.lelora.switching import Adapters
 from recipes.task import Batch

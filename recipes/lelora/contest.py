@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from collectives.host import broadcast, gather_objects
 from recipes.lelora.brain import Setting
+from recipes.lelora.ranks import num_ranks, this_rank
 
 CLEARLY = 2.0
 
@@ -73,7 +73,7 @@ def by_all(
     judge: Judge, numbers: Sequence[int], settings: Sequence[Setting], check: bool
 ) -> Tensor:
     """What `judge` says, each rank having its share of the runs: (P, X) in fp64. Collective."""
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    rank, ranks = this_rank(), num_ranks()
     own = judge(numbers[rank::ranks], settings[rank::ranks], check).double().cpu()
     by_rank = gather_objects(own)
     return torch.stack([by_rank[n % ranks][n // ranks] for n in range(len(settings))])

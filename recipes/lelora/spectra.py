@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed as dist
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from collectives.host import broadcast, gather_objects
 from models.lelora.inject import Target
 from models.lelora.spectrum import Atoms, decompose, svd_flops
 from parallel.weights import checksum
+from recipes.lelora.ranks import num_ranks, this_rank
 from recipes.lelora.shards import gathered
 
 FORMAT = 1
@@ -52,13 +52,13 @@ def find_spectra(
     folder = Path(os.environ.get("SPRINGTIDE_CACHE", cache_dir)).expanduser()
     digest = hashlib.blake2b(asked.encode(), digest_size=12).hexdigest()
     file = folder / f"spectra-{digest}.safetensors"
-    kept = broadcast(_read(file) if _rank() == 0 else None)
+    kept = broadcast(_read(file) if this_rank() == 0 else None)
     if kept is not None:
         return Spectra(kept, base, 0.0, file)
     begin = time.monotonic()
     atoms = _decompose_all(model, targets, wanted)
     seconds = time.monotonic() - begin
-    problem = broadcast(_write(file, atoms) if _rank() == 0 else None)
+    problem = broadcast(_write(file, atoms) if this_rank() == 0 else None)
     if problem is not None:
         raise ValueError(f"cannot write {file} ({problem}): set lelora.cache_dir")
     return Spectra(atoms, base, seconds, file)
@@ -67,12 +67,12 @@ def find_spectra(
 def _decompose_all(
     model: nn.Module, targets: Sequence[Target], wanted: Mapping[str, Sequence[int]]
 ) -> dict[str, Atoms]:
-    owners = share_out([(t.shape.outputs, t.shape.inputs) for t in targets], _size())
+    owners = share_out([(t.shape.outputs, t.shape.inputs) for t in targets], num_ranks())
     mine: dict[str, Atoms] = {}
     problem = ""
     for target, owner in zip(targets, owners, strict=True):
         weight = gathered(model.get_submodule(target.name).weight)  # type: ignore[arg-type]
-        if owner == _rank():
+        if owner == this_rank():
             try:
                 mine[target.name] = decompose(target.oriented(weight), wanted[target.name])
             except ValueError as error:
@@ -120,11 +120,3 @@ def _write(file: Path, atoms: Mapping[str, Atoms]) -> str | None:
     except OSError as error:
         return str(error.strerror)
     return None
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1

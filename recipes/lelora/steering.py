@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from collectives.host import all_gather, broadcast
@@ -27,9 +26,11 @@ from recipes.lelora import kept
 from recipes.lelora.brain import Brain, Decision
 from recipes.lelora.candidates import Lessons, paused, try_each
 from recipes.lelora.config import LeloraConfig
-from recipes.lelora.credit import Measured, Measures, Parameters, PathCredit
+from recipes.lelora.credit import Measured, Measures, Parameters
 from recipes.lelora.journal import Journal
+from recipes.lelora.path_credit import PathCredit
 from recipes.lelora.population import Course, School, teach
+from recipes.lelora.ranks import num_ranks, this_rank
 from recipes.lelora.shards import Snapshot, copy_all, local
 from recipes.lelora.spectra import Spectra
 from recipes.lelora.switching import Adapters
@@ -100,7 +101,7 @@ class LeloraSteering:
             runs=config.population, rounds=config.population_rounds, steps=config.population_steps,
             lr=training.optimizer.param_groups[0]["lr"], max_norm=training.max_norm,
         )  # fmt: skip
-        if _rank() == 0:
+        if this_rank() == 0:
             told = {"rounds": [vars(each) for each in course.rounds], "runs": config.population,
                     "contest": vars(course.contest)}  # fmt: skip
             save_policy(file, self.brain.learner.policy, told)
@@ -234,7 +235,7 @@ class LeloraSteering:
         self, seen: Tensor, decisions: Sequence[Decision], rewards: Sequence[float], step: int
     ) -> dict[str, object]:
         learnt = None
-        if _rank() == 0:
+        if this_rank() == 0:
             learnt = self.brain.learn(seen, decisions, rewards, self.credit_M, self._share(step))
         self._share_brain()
         return {"learnt": True, **(vars(learnt) if learnt is not None else {})}
@@ -268,7 +269,7 @@ class LeloraSteering:
         policy, learns = config.policy, config.method == "lelora" and config.policy.train
         number = policy.candidates if policy.algo == "grpo" and learns else 1
         made: list[Decision] = []
-        if _rank() == 0:
+        if this_rank() == 0:
             made = [self.brain.decide(seen, self.adapters.setting, budget) for _ in range(number)]
         made = broadcast(made)
         self._share_brain()
@@ -288,7 +289,7 @@ class LeloraSteering:
         return made[best], {"candidates": rewards, **more}
 
     def _share_brain(self) -> None:
-        if _ranks() > 1:
+        if num_ranks() > 1:
             self.brain.load(broadcast(self.brain.state()))
 
     def _compare(self, step: int) -> None:
@@ -309,11 +310,3 @@ class LeloraSteering:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """See `recipes.abilities.Steering`."""
         kept.load(self, state)
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1

@@ -40,7 +40,8 @@ def test_the_path_agrees_where_steps_are_small(tmp_path):
 
 def path_sums(folder):
     """The path's credit on one fixed batch, and what its loss fell by."""
-    from recipes.lelora.credit import Parameters, PathCredit
+    from recipes.lelora.credit import Parameters
+    from recipes.lelora.path_credit import PathCredit
 
     run = Run(folder, lr=5e-4, method="frozen")
     parameters = Parameters(run.model, [t.adapter for t in run.task.adapted.targets])
