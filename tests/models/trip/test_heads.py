@@ -7,6 +7,7 @@ from torch.nn.functional import gelu, leaky_relu
 from models.trip.config import TripConfig
 from models.trip.heads import make_head
 from models.trip.model import init_weights
+from models.trip.serve import as_now
 
 B, K, D, H = 3, 4, 8, 2
 
@@ -162,3 +163,18 @@ def test_the_appended_target_is_judged_by_its_own_state(inputs):
     head = make("appended")
     for b, logit in enumerate(head(*inputs)[0]):
         torch.testing.assert_close(logit, verdict(head.verdict, keys[b, -1], target[b]))
+
+
+@pytest.mark.parametrize("pooling", ["target", "mean"])
+def test_folders_from_before_keys_and_values_were_apart_give_the_same_head(pooling, inputs):
+    head = make(pooling)
+    old = {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+    value_DD, value_D = old.pop("head.value_DD"), old.pop("head.value_D")
+    key_DD = old.pop("head.key_DD", torch.ones_like(value_DD))
+    old["head.key_value.weight"] = torch.cat([key_DD, value_DD])
+    old["head.key_value.bias"] = torch.cat([torch.ones_like(value_D), value_D])
+    again = make(pooling)
+    for parameter in again.parameters():
+        torch.nn.init.zeros_(parameter)
+    again.load_state_dict({n.removeprefix("head."): x for n, x in as_now(old).items()})
+    torch.testing.assert_close(again(*inputs), head(*inputs), rtol=0, atol=0)
